@@ -41,6 +41,8 @@ use std::future::{Ready, ready};
 use std::ops::Deref;
 use std::sync::{Arc, LazyLock};
 
+const STORED_RESPONSE: &str = "/v1/responses/{id}";
+
 /// Every path that is served. The methods of one path stand together.
 pub static PATHS: [ApiPath; 27] = [
     for_all(get("/", || web::to(console::page), console::describe_page)),
@@ -49,8 +51,8 @@ pub static PATHS: [ApiPath; 27] = [
     post("/v1/chat/completions", || web::to(chat_completions), chat::describe),
     post("/v1/completions", || web::to(completions), completion::describe),
     post("/v1/responses", || web::to(create_response), api::responses::describe::create),
-    get("/v1/responses/{id}", || web::to(stored_response), api::responses::describe::retrieve),
-    delete("/v1/responses/{id}", || web::to(stored_response), api::responses::describe::delete),
+    get(STORED_RESPONSE, || web::to(stored_response), api::responses::describe::retrieve),
+    delete(STORED_RESPONSE, || web::to(stored_response), api::responses::describe::delete),
     get("/v1/responses/{id}/input_items", || web::to(stored_response), api::responses::describe::input_items),
     post("/v1/responses/{id}/cancel", || web::to(stored_response), api::responses::describe::cancel),
     post("/v1/messages", || web::to(messages), api::anthropic::describe::create),
@@ -89,9 +91,21 @@ pub fn is_open_to_all_ports(path: &str) -> bool {
     path == "/health" || path == "/ready"
 }
 
+/// These paths are served without `/v1` too, for clients whose base URL lacks it.
+const WITHOUT_PREFIX: [&str; 6] =
+    ["/chat/completions", "/completions", "/models", "/models/{id:.+}", "/embeddings", "/responses"];
+
+/// The pattern without `/v1`, if it is served so.
+fn without_prefix(pattern: &'static str) -> Option<&'static str> {
+    pattern.strip_prefix("/v1").filter(|short| WITHOUT_PREFIX.contains(short))
+}
+
 /// The path of a request that matched a pattern of the router.
 pub fn matched_path(pattern: Option<&str>) -> MatchedPath {
-    match PATHS.iter().find(|path| pattern == Some(path.pattern)) {
+    let is_matched = |path: &&ApiPath| {
+        pattern.is_some_and(|pattern| pattern == path.pattern || without_prefix(path.pattern) == Some(pattern))
+    };
+    match PATHS.iter().find(is_matched) {
         Some(path) => MatchedPath { name: path.path, access: path.access },
         None => MatchedPath { name: "other", access: PathAccess::Key },
     }
@@ -99,14 +113,17 @@ pub fn matched_path(pattern: Option<&str>) -> MatchedPath {
 
 pub fn configure(config: &mut ServiceConfig) {
     for methods in PATHS.chunk_by(|one, other| one.pattern == other.pattern) {
-        config.service(resource(methods));
+        let pattern = methods[0].pattern;
+        for pattern in [Some(pattern), without_prefix(pattern)].into_iter().flatten() {
+            config.service(resource(pattern, methods));
+        }
     }
     config.default_service(web::to(not_found));
 }
 
 /// One path with its methods, where HEAD goes with GET. Other methods are answered with 405.
-fn resource(methods: &'static [ApiPath]) -> Resource {
-    let mut resource = web::resource(methods[0].pattern);
+fn resource(pattern: &'static str, methods: &'static [ApiPath]) -> Resource {
+    let mut resource = web::resource(pattern);
     let mut allowed = Vec::new();
     for path in methods {
         let method = path.verb.method();
@@ -117,6 +134,10 @@ fn resource(methods: &'static [ApiPath]) -> Resource {
         }
         let guard = guard::Any(guard::Method(method)).or(guard::Method(head));
         resource = resource.route((path.handler)().guard(guard));
+    }
+    if pattern == STORED_RESPONSE {
+        // A POST asks for a path that OpenAI has there and this server does not, such as input_tokens.
+        return resource.default_service(web::to(not_found));
     }
     let allowed = allowed.iter().map(Method::as_str).collect::<Vec<_>>().join(", ");
     resource.default_service(web::to(move |request: HttpRequest| {

@@ -80,6 +80,33 @@ async fn an_unknown_path_is_404_and_a_wrong_method_405() {
     }
 }
 
+/// Clients whose base URL lacks `/v1`.
+#[actix_web::test]
+async fn paths_are_served_without_their_prefix() {
+    pagetide::metrics::install();
+    let server = TestServer::saying("x");
+    server.ok("/chat/completions", &json!({"messages": [{"role": "user", "content": "a"}]})).await;
+    server.ok("/completions", &json!({"prompt": "a"})).await;
+    server.ok("/responses", &json!({"input": "a"})).await;
+    assert_eq!(server.get("/models").await.status(), 200);
+    assert_eq!(server.get("/models/none").await.status(), 404);
+    let (status, error) = server.refused("/embeddings", &json!({})).await;
+    assert_eq!((status, error["param"].as_str()), (400, Some("input")));
+    let page = server.get("/metrics").await.text().await.unwrap();
+    assert!(page.contains("path=\"/v1/chat/completions\""), "a path has one label");
+    assert!(!page.contains("path=\"/chat/completions\""));
+}
+
+/// OpenAI has paths there that this server does not have.
+#[actix_web::test]
+async fn unknown_siblings_of_a_response_are_404() {
+    let server = TestServer::saying("x");
+    for path in ["/v1/responses/input_tokens", "/v1/responses/compact", "/v1/responses/a/b"] {
+        let (status, error) = server.refused(path, &json!({"input": "a"})).await;
+        assert_eq!((status, error["code"].as_str()), (404, Some("not_found")), "{path}");
+    }
+}
+
 #[actix_web::test]
 async fn a_body_beyond_the_limit_is_413() {
     let server = TestServer::configured(&ServerConfig { max_body_bytes: 1000, ..ServerConfig::default() });
