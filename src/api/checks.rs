@@ -94,6 +94,9 @@ pub fn wrong_type(path: &str, wanted: &str, got: Option<&Value>) -> ApiError {
 pub fn type_error(message: &str) -> String {
     let parts = message.split_once(": ").and_then(|(_, rest)| rest.split_once(", expected "));
     let Some((got, expected)) = parts else { return format!("is wrong: {message}") };
+    if let (Some(number), "i64") = (got.strip_prefix("integer "), expected) {
+        return format!("must be in [{}, {}], got {}", i64::MIN, i64::MAX, shortened(number.trim_matches('`')));
+    }
     format!("must be {}, got {}", json_type(expected), shortened(json_type(got)))
 }
 

@@ -78,6 +78,11 @@ mod tests {
         assert_eq!(error.message, "stream_options must be an object, got integer `5`");
         let error = sampling(json!({"stop_token_ids": [1, "a"]})).unwrap_err();
         assert_eq!(error.message, "stop_token_ids[1] must be an integer, got string \"a\"");
+        let error = sampling(json!({"seed": 9_223_372_036_854_775_808u64})).unwrap_err();
+        assert_eq!(
+            error.message,
+            "seed must be in [-9223372036854775808, 9223372036854775807], got 9223372036854775808"
+        );
         let error = sampling(json!({"n": "long".repeat(1000)})).unwrap_err();
         assert!(error.message.len() < 200, "{error}");
     }

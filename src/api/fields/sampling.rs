@@ -173,21 +173,26 @@ impl SamplingFields {
             Some(value) => in_range(name, value, low..=high).map(|value| value as f32),
             None => Ok(default.unwrap_or(off)),
         };
+        // 0 is refused, so the error does not name it as allowed.
+        let above_0 = |name: &str, given: Option<f64>, default: Option<f32>, high: f64| match given {
+            Some(value) if value <= 0.0 || value > high => {
+                Err(ApiError::invalid(name, format!("{name} must be above 0 and at most {high}, got {value}")))
+            }
+            given => number(name, given, default, 1.0, 0.0, high),
+        };
         let params = SamplingParams {
             max_tokens: 0,
             min_tokens: in_range("min_tokens", self.min_tokens.unwrap_or(0), 0..=i64::from(u32::MAX))? as u32,
             temperature: number("temperature", self.temperature, defaults.temperature, 1.0, 0.0, MAX_TEMPERATURE)?,
-            top_p: number("top_p", self.top_p, defaults.top_p, 1.0, 0.0, 1.0)?,
+            top_p: above_0("top_p", self.top_p, defaults.top_p, 1.0)?,
             top_k: self.top_k()?.or(defaults.top_k).unwrap_or(0),
             min_p: number("min_p", self.min_p, defaults.min_p, 0.0, 0.0, 1.0)?,
             presence_penalty: number("presence_penalty", self.presence_penalty, None, 0.0, -2.0, 2.0)?,
             frequency_penalty: number("frequency_penalty", self.frequency_penalty, None, 0.0, -2.0, 2.0)?,
-            repetition_penalty: number(
+            repetition_penalty: above_0(
                 "repetition_penalty",
                 self.repetition_penalty,
                 defaults.repetition_penalty,
-                1.0,
-                0.0,
                 MAX_REPETITION_PENALTY,
             )?,
             logit_bias: self.logit_bias(model.vocab_size)?,

@@ -60,6 +60,7 @@ enum ResponseFormat {
     Text,
     /// Any JSON object; with a schema, as llama.cpp has it, JSON that the schema accepts.
     JsonObject {
+        /// llama.cpp's way to give a JSON schema.
         #[schema(value_type = Option<Object>)]
         schema: Option<Value>,
     },
