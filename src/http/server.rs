@@ -124,8 +124,8 @@ impl Future for Servers {
     }
 }
 
-/// Serves on `listeners` until the returned handle of the servers stops them. `live_settings` changes the settings of the
-/// engine behind `handle` and of this server. `config` holds the settings at the start.
+/// Serves on `listeners` until the returned handle of the servers stops them. `live_settings` changes the settings of
+/// the engine behind `handle` and of this server. `config` holds the settings at the start.
 pub fn serve(
     handle: RuntimeHandle,
     live_settings: LiveSettings,

@@ -17,8 +17,8 @@
 //!   replay hashes no tokens, because the file has every block hash.
 //! - *Which tokens end an output*: a token is 0, or its place among those that end its request's output
 //!   (`labels`).
-//! - *Results of rules and searches*: how many tokens were forced, and which beams went on ([`RecordedResults`]). A file
-//!   contains no grammars, scores or log-probabilities.
+//! - *Results of rules and searches*: how many tokens were forced, and which beams went on ([`RecordedResults`]). A
+//!   file contains no grammars, scores or log-probabilities.
 //!
 //! A file contains lengths, times, priorities, and which requests have the same API key (as a number). With
 //! `recorder.tokens` it also contains the tokens of prompts and outputs.
