@@ -203,8 +203,9 @@ impl Serving {
 async fn drain(runtime: &Runtime, stopper: &ServerHandle, server: JoinHandle<std::io::Result<()>>) {
     let handle = runtime.handle();
     let ServerConfig { drain_delay_s, drain_timeout_s, .. } = *handle.model().server.get();
-    handle.phase().advance(Phase::Leaving);
+    // Without a delay, /ready says no in the same moment as new requests are refused.
     if drain_delay_s > 0 {
+        handle.phase().advance(Phase::Leaving);
         tracing::info!("stopping: /ready returns 503, and requests are still accepted for {drain_delay_s} s");
         actix_web::rt::time::sleep(Duration::from_secs(drain_delay_s)).await;
     }
