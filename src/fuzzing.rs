@@ -186,6 +186,7 @@ fn model() -> &'static ModelInfo {
         let template = ChatTemplate::new(&read("chat_template.jinja"), Map::new());
         ModelInfo {
             served_name: "demo".into(),
+            aliases: Vec::new(),
             created_s: 0,
             max_model_len: spec.default_max_model_len() as u32,
             vocab_size: spec.vocab_size as u32,

@@ -159,12 +159,18 @@ pub async fn whole_answer(
     mut request: ApiRequest,
 ) -> Result<WholeAnswer, ApiError> {
     let answer = openai::response::OpenAiAnswer::new(endpoint, &request, handle.model());
-    let mut generation = Generation::start(handle, &mut request).await?;
+    let (choices, answers) = collect(handle, &mut request).await?;
+    Ok(answer.whole(choices, answers))
+}
+
+/// All that each choice of the answer gained, in the order of the answer.
+pub async fn collect(handle: &RuntimeHandle, request: &mut ApiRequest) -> Result<(Vec<Delta>, AnswerFold), ApiError> {
+    let mut generation = Generation::start(handle, request).await?;
     generation.keep_logprobs(1);
     let mut choices: Vec<Delta> =
         (0..generation.answers().num_choices() as u32).map(|choice| Delta { choice, ..Delta::default() }).collect();
     generation.finish(|delta| choices[delta.choice as usize].append(delta)).await?;
-    Ok(answer.whole(best(choices, &request), generation.into_answers()))
+    Ok((best(choices, request), generation.into_answers()))
 }
 
 /// The `n` best samples of each prompt, best first, by the mean of their log-probabilities. Where no more than `n` were

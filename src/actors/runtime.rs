@@ -183,7 +183,8 @@ impl Runtime {
         let files = ModelFiles::find(&config.model.source(), Arc::new(downloaded))?;
         let spec = ModelSpec::load(&files)?;
         let (vocab_size, embed_size, eos_token_ids) = (spec.vocab_size, spec.embed_size, spec.eos_token_ids.clone());
-        let served_name = config.server.served_model_name.clone().unwrap_or_else(|| files.name());
+        let mut aliases = config.server.served_model_name.clone().unwrap_or_else(|| vec![files.name()]);
+        let served_name = aliases.remove(0);
 
         // A large tokenizer takes as long to read as some gigabytes of weights, so both are read at once.
         let (options, model_files, stopped) = (config.load_options(), files.clone(), Arc::new(AtomicBool::new(false)));
@@ -213,6 +214,7 @@ impl Runtime {
         let (executor, loaded) = loading.finish()?;
         let model = Arc::new(ModelInfo {
             served_name,
+            aliases,
             created_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
             max_model_len: loaded.max_model_len as u32,
             vocab_size: vocab_size as u32,

@@ -94,6 +94,7 @@ impl World {
         let model = Arc::new(ModelInfo {
             chat_format: Default::default(),
             served_name: "fake".into(),
+            aliases: Vec::new(),
             created_s: 0,
             max_model_len: 100,
             vocab_size: 1000,

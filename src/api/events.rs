@@ -1,4 +1,4 @@
-//! Answers as server-sent events: what every API's writer does.
+//! Answers as streams of events: what every API's writer does.
 
 use crate::delta::{Delta, PauseNotice};
 use crate::fold::AnswerFold;
@@ -9,10 +9,15 @@ use serde::Serialize;
 pub trait WriteEvents: Unpin + 'static {
     /// How often log-probabilities are in the answer, where they are kept to its end; 0 where they are not kept.
     const LOGPROBS_COPIES: usize = 0;
+    const CONTENT_TYPE: &'static str = "text/event-stream; charset=utf-8";
 
     /// The request has been accepted.
     fn begin(&mut self, _out: &mut Vec<u8>, _answers: &AnswerFold) {}
     fn delta(&mut self, out: &mut Vec<u8>, delta: Delta, answers: &AnswerFold);
+    /// Memory pressure has paused a choice, or it goes on. Formats that have no comments leave it out.
+    fn pause(&mut self, out: &mut Vec<u8>, pause: PauseNotice, num_choices: usize) {
+        write_pause(out, pause, num_choices);
+    }
     /// The request failed; nothing follows.
     fn error(&mut self, out: &mut Vec<u8>, error: &ApiError);
     /// Every choice is complete; nothing follows.
@@ -29,7 +34,7 @@ pub fn write_named_event(out: &mut Vec<u8>, name: &str, data: &impl Serialize) {
 }
 
 /// Adds a comment, which clients that know nothing of pauses skip.
-pub fn write_pause(out: &mut Vec<u8>, PauseNotice { choice, after }: PauseNotice, num_choices: usize) {
+fn write_pause(out: &mut Vec<u8>, PauseNotice { choice, after }: PauseNotice, num_choices: usize) {
     let mut comment = String::from(": ");
     if num_choices > 1 {
         comment.push_str(&format!("choice {choice} "));

@@ -16,7 +16,10 @@ use std::sync::Arc;
 
 /// What the code that formats requests and answers needs to know about the model.
 pub struct ModelInfo {
+    /// The name in answers.
     pub served_name: String,
+    /// Other names that requests may use.
+    pub aliases: Vec<String>,
     /// Unix time of the start.
     pub created_s: u64,
     pub max_model_len: u32,
@@ -42,6 +45,11 @@ pub struct ModelInfo {
 }
 
 impl ModelInfo {
+    /// Every name that requests may use.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(self.served_name.as_str()).chain(self.aliases.iter().map(String::as_str))
+    }
+
     /// Renders a chat and tokenises a prompt. Errors name the fields by `names`. The time grows with the text, so it
     /// must not run on a thread that must not block.
     pub fn encode(&self, prompt: &Prompt, names: &FieldNames, budget: &Budget) -> Result<Vec<TokenId>, ApiError> {

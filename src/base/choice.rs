@@ -13,6 +13,7 @@ macro_rules! choice {
         impl $name {
             /// The words, in the order of the variants.
             pub const NAMES: &'static [&'static str] = &[$($word),+];
+            pub const ALL: &'static [Self] = &[$(Self::$variant),+];
 
             pub fn name(self) -> &'static str {
                 match self {

@@ -7,6 +7,15 @@ pub use pagetide_model::options::{DeviceKind, DtypeChoice, LoadFormat};
 pub use pagetide_text::chat_output::format::{ReasoningParser, ToolCallParser};
 
 choice!(
+    /// An API over HTTP.
+    Surface {
+        OpenAi = "openai",
+        Anthropic = "anthropic",
+        Vllm = "vllm",
+    }
+);
+
+choice!(
     /// Instruction set of the CPU kernels.
     IsaChoice {
         /// The best this machine has.

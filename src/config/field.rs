@@ -1,5 +1,6 @@
 //! Conversion between the fields of [`Config`](super::Config) and the [`Value`]s of settings.
 
+use super::choices::Surface;
 use super::keys::ApiKeyConfig;
 use super::value::Value;
 
@@ -39,6 +40,19 @@ impl ConfigField for Vec<String> {
 
     fn load(&self) -> Value {
         Value::List(self.clone())
+    }
+}
+
+impl ConfigField for Vec<Surface> {
+    fn store(&mut self, value: Value) {
+        *self = match &value {
+            Value::List(words) => words.iter().map(|word| word.parse().unwrap_or_else(|_| unfit(&value))).collect(),
+            other => unfit(other),
+        };
+    }
+
+    fn load(&self) -> Value {
+        Value::List(self.iter().map(|surface| surface.name().to_owned()).collect())
     }
 }
 

@@ -1,14 +1,18 @@
 //! Settings of the server, its limits and the request intake.
 
-use super::{ApiKeyConfig, CacheIsolation, SHARE_OF_SEVERAL, num_cores};
+use super::{ApiKeyConfig, CacheIsolation, SHARE_OF_SEVERAL, Surface, num_cores};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServerConfig {
     pub host: String,
     /// 0: the system chooses a free port.
     pub port: u16,
-    /// `None`: the name of the model.
-    pub served_model_name: Option<String>,
+    /// Not empty. `None`: the name of the model.
+    pub served_model_name: Option<Vec<String>>,
+    /// Whether a request may name a model that is not served.
+    pub accept_any_model: bool,
+    /// The APIs that are served.
+    pub surfaces: Vec<Surface>,
     /// Empty: no key is required.
     pub api_keys: Vec<ApiKeyConfig>,
     /// Key of `/admin`. Empty: `/admin` is closed.
@@ -61,6 +65,8 @@ impl Default for ServerConfig {
             host: "127.0.0.1".into(),
             port: 8000,
             served_model_name: None,
+            accept_any_model: false,
+            surfaces: Surface::ALL.to_vec(),
             api_keys: Vec::new(),
             admin_key: String::new(),
             metrics_key: String::new(),

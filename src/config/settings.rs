@@ -6,7 +6,7 @@ use super::field::ConfigField;
 use super::value::{SettingKind, Value};
 use super::{
     AdmissionPolicy, CacheIsolation, Config, DeviceKind, DtypeChoice, Eviction, IsaChoice, LoadFormat, LogFormat,
-    OnFailure, Overlap, PreemptionMode, ReasoningParser, SchedulingPolicy, ToolCallParser,
+    OnFailure, Overlap, PreemptionMode, ReasoningParser, SchedulingPolicy, Surface, ToolCallParser,
 };
 
 /// One row of the table: a key of the configuration.
@@ -111,6 +111,9 @@ macro_rules! settings {
     };
 }
 
+/// A list of any strings.
+const LIST: SettingKind = SettingKind::List { words: &[], auto: false };
+
 /// An integer.
 const fn int(min: u64, max: u64) -> SettingKind {
     SettingKind::Int { min, max, auto: false }
@@ -148,9 +151,17 @@ settings! {
     server.port: COMMON, int(0, 65535), "", Some(("port", "P")),
         "TCP port to listen on; 0 picks a free port, which the log gives.",
         "Another program uses the port.";
-    server.served_model_name: COMMON, text_or_auto(not_empty), "", Some(("served-model-name", "NAME")),
-        "Model name in the API; auto uses the model's name on the hub, or the last part of its path.",
+    server.served_model_name: COMMON, SettingKind::List { words: &[], auto: true }, "",
+        Some(("served-model-name", "NAME")),
+        "Model name in the API; auto uses the model's name on the hub, or the last part of its path. Of a list, each \
+         name is accepted and the first is the one in answers.",
         "Clients request a fixed model name, whatever model is behind it.";
+    server.accept_any_model: RARE, SettingKind::Bool, "", None,
+        "Whether requests may name any model. All are answered by the one that is served.",
+        "Clients such as Claude Code send model names of their own.";
+    server.surfaces: RARE, SettingKind::List { words: Surface::NAMES, auto: false }, "", None,
+        "The APIs that are served. The paths of an API that is left out answer 404.",
+        "Clients should reach only the APIs that they use.";
     server.api_keys: COMMON, SettingKind::Keys, "", Some(("api-key", "KEY")),
         "API keys that clients send as bearer tokens; with an empty list no key is required. /health, /ready, \
          /docs, /openapi.json and the console's page never require a key. A key can also be a table with a name, \
@@ -169,7 +180,7 @@ settings! {
          key is required when it is not.",
         "Prometheus scrapes a server that has api_keys. Use the file or the environment: flags show in the process \
          list.";
-    server.cors_allowed_origins: RARE, SettingKind::List, "", None,
+    server.cors_allowed_origins: RARE, LIST, "", None,
         "Origins (https://chat.example.org) whose web pages may call this server. \"*\" allows any origin, an empty \
          list allows none.",
         "A web page calls this server directly from the browser.";
@@ -341,7 +352,7 @@ settings! {
     device.memory_utilization: COMMON, SHARE_OR_AUTO, "fraction", Some(("device-memory-utilization", "F")),
         "Fraction of the device's memory for weights and KV blocks; auto is 0.9 on a GPU and 0.5 on the CPU.",
         "Other programs share the device, or the start fails because memory runs out.";
-    device.cuda_library_path: RARE, SettingKind::List, "", None,
+    device.cuda_library_path: RARE, LIST, "", None,
         "Directories searched for libcuda, libnvrtc and libcublasLt before the usual ones.",
         "pagetide doctor does not find the libraries.";
     device.kernel_cache: RARE, text_or_auto(not_empty), "", None,

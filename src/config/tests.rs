@@ -253,6 +253,28 @@ fn a_change_is_checked_against_the_other_settings() {
 }
 
 #[test]
+fn a_model_can_have_several_names() {
+    let names = |file: &str, flags: &[(&str, &str, &str)]| {
+        let resolved = resolve(&sources(file, &[], flags));
+        resolved.map(|resolved| resolved.config.server.served_model_name)
+    };
+    const KEY: &str = "server.served_model_name";
+    let two = Some(vec!["a".to_owned(), "b/c".to_owned()]);
+    assert_eq!(names("[server]\nserved_model_name = [\"a\", \"b/c\"]", &[]).unwrap(), two);
+    assert_eq!(names("[server]\nserved_model_name = \"a\"", &[]).unwrap(), Some(vec!["a".to_owned()]));
+    assert_eq!(names("[server]\nserved_model_name = \"auto\"", &[]).unwrap(), None);
+    assert_eq!(names("", &[("--set", KEY, "a"), ("--set", KEY, "b/c")]).unwrap(), two);
+    assert_eq!(names("", &[("--set", KEY, "a,b/c")]).unwrap(), two);
+    assert!(problems_of(resolve(&sources("[server]\nserved_model_name = []", &[], &[])))[0].contains("not be empty"));
+}
+
+#[test]
+fn an_unknown_surface_is_refused() {
+    let problem = problems_of(from_file("[server]\nsurfaces = [\"openai\", \"gopher\"]")).remove(0);
+    assert!(problem.contains("a list with 'gopher' is not a list of openai, anthropic"), "{problem}");
+}
+
+#[test]
 fn a_misspelt_log_level_is_refused() {
     assert!(from_file("[log]\nlevel = \"info,pagetide::actors=debug\"").is_ok());
     assert!(problems_of(from_file("[log]\nlevel = \"inof\""))[0].contains("'inof' is neither one of off, error"));
@@ -267,7 +289,8 @@ fn the_table_agrees_with_the_struct() {
         (setting.store)(&mut config, default.clone());
         assert_eq!(config, Config::default(), "{}", setting.key);
         let text = match &default {
-            Value::List(_) | Value::Keys(_) => String::new(),
+            Value::List(texts) => texts.join(","),
+            Value::Keys(_) => String::new(),
             Value::Text(text) => text.clone(),
             Value::Auto => "auto".into(),
             other => other.to_string(),
@@ -280,7 +303,8 @@ fn the_table_agrees_with_the_struct() {
             SettingKind::Bool => vec![Value::Bool(false), Value::Bool(true)],
             SettingKind::Choice(words) => words.iter().map(|word| Value::Text(word.to_string())).collect(),
             SettingKind::Text { .. } => vec![Value::Text("x".into())],
-            SettingKind::List => vec![Value::List(vec!["x".into()])],
+            SettingKind::List { words: [], .. } => vec![Value::List(vec!["x".into()])],
+            SettingKind::List { words, .. } => vec![Value::List(vec![words[0].into()])],
             SettingKind::Keys => vec![Value::Keys(vec!["x".into(), bobs_key()])],
         };
         for value in others {

@@ -11,8 +11,13 @@ pub enum SettingKind {
         auto: bool,
         check: fn(&str) -> Result<(), String>,
     },
-    /// A list of strings: a repeated flag on the command line, separated by commas in the environment.
-    List,
+    /// A list of strings: a repeated flag on the command line, separated by commas in the environment. With `auto`, the
+    /// word "auto" is [`Value::Auto`], and a string is a list of one.
+    List {
+        /// The only strings that may be in it. Empty: any.
+        words: &'static [&'static str],
+        auto: bool,
+    },
     /// A list of API keys, each a string or a table. Flags and environment variables are those of a list.
     Keys,
     Bool,
@@ -100,7 +105,9 @@ impl SettingKind {
         let or_auto = |auto: bool| if auto { ", or \"auto\"" } else { "" };
         match *self {
             SettingKind::Text { auto, .. } => format!("a string{}", or_auto(auto)),
-            SettingKind::List => "a list of strings".into(),
+            SettingKind::List { words: [], auto: false } => "a list of strings".into(),
+            SettingKind::List { words: [], auto: true } => "a string, a list of strings, or \"auto\"".into(),
+            SettingKind::List { words, auto } => format!("a list of {}{}", words.join(", "), or_auto(auto)),
             SettingKind::Keys => {
                 "a list of strings, or of tables {key, name, requests_per_minute, tokens_per_minute, max_requests, max_connections}".into()
             }
@@ -123,7 +130,7 @@ impl SettingKind {
     pub fn parse(&self, text: &str) -> Result<Value, String> {
         let found = || format!("'{text}'");
         match self {
-            SettingKind::List | SettingKind::Keys if text.trim_start().starts_with('[') => {
+            SettingKind::List { .. } | SettingKind::Keys if text.trim_start().starts_with('[') => {
                 match text.trim().parse::<toml_edit::Value>() {
                     Ok(value) => self.read(&value),
                     Err(error) => {
@@ -133,9 +140,9 @@ impl SettingKind {
                 }
             }
             SettingKind::Text { .. } | SettingKind::Choice(_) => self.check_text(text),
-            SettingKind::List => Ok(Value::List(parts(text).map(str::to_owned).collect())),
-            SettingKind::Keys => Ok(Value::Keys(parts(text).map(ApiKeyConfig::from).collect())),
             _ if text == "auto" && self.has_auto() => Ok(Value::Auto),
+            SettingKind::List { .. } => self.check_list(parts(text).map(str::to_owned).collect()),
+            SettingKind::Keys => Ok(Value::Keys(parts(text).map(ApiKeyConfig::from).collect())),
             SettingKind::Bool => match text {
                 "true" => Ok(Value::Bool(true)),
                 "false" => Ok(Value::Bool(false)),
@@ -157,9 +164,9 @@ impl SettingKind {
         use toml_edit::Value as Toml;
         match (self, value) {
             (SettingKind::Text { .. } | SettingKind::Choice(_), Toml::String(text)) => self.check_text(text.value()),
-            (SettingKind::List, Toml::Array(array)) => {
+            (SettingKind::List { .. }, Toml::Array(array)) => {
                 let texts: Option<Vec<String>> = array.iter().map(|item| item.as_str().map(str::to_owned)).collect();
-                texts.map(Value::List).ok_or_else(|| self.mismatch("a list with an entry of another type"))
+                self.check_list(texts.ok_or_else(|| self.mismatch("a list with an entry of another type"))?)
             }
             (SettingKind::Keys, Toml::Array(array)) => {
                 let keys: Result<Vec<_>, _> = array.iter().map(ApiKeyConfig::read).collect();
@@ -171,6 +178,7 @@ impl SettingKind {
             (SettingKind::Float { .. }, Toml::Float(number)) => self.check_float(*number.value()),
             (SettingKind::Float { .. }, Toml::Integer(number)) => self.check_float(*number.value() as f64),
             (_, Toml::String(text)) if text.value() == "auto" && self.has_auto() => Ok(Value::Auto),
+            (SettingKind::List { auto: true, .. }, Toml::String(text)) => self.check_list(vec![text.value().clone()]),
             _ => Err(self.mismatch(&format!("{} ({})", value.to_string().trim(), toml_type(value)))),
         }
     }
@@ -187,6 +195,7 @@ impl SettingKind {
         matches!(
             self,
             SettingKind::Text { auto: true, .. }
+                | SettingKind::List { auto: true, .. }
                 | SettingKind::Int { auto: true, .. }
                 | SettingKind::Float { auto: true, .. }
         )
@@ -202,6 +211,21 @@ impl SettingKind {
             SettingKind::Text { auto: true, .. } if text == "auto" => Ok(Value::Auto),
             SettingKind::Text { check, .. } => check(text).map(|()| Value::Text(text.to_owned())),
             _ => Ok(Value::Text(text.to_owned())),
+        }
+    }
+
+    fn check_list(&self, texts: Vec<String>) -> Result<Value, String> {
+        match self {
+            SettingKind::List { words, .. } if !words.is_empty() => {
+                match texts.iter().find(|text| !words.contains(&text.as_str())) {
+                    Some(unknown) => Err(self.mismatch(&format!("a list with '{unknown}'"))),
+                    None => Ok(Value::List(texts)),
+                }
+            }
+            SettingKind::List { auto: true, .. } if texts.is_empty() || texts.contains(&String::new()) => {
+                Err("it must not be empty".into())
+            }
+            _ => Ok(Value::List(texts)),
         }
     }
 

@@ -221,7 +221,8 @@ fn live_fields() -> impl Iterator<Item = (String, Value)> {
 fn schema_of(kind: &SettingKind) -> Value {
     let (schema, has_auto) = match *kind {
         SettingKind::Text { auto, .. } => (json!({"type": "string"}), auto),
-        SettingKind::List => (json!({"type": "array", "items": {"type": "string"}}), false),
+        SettingKind::List { words: [], auto } => (json!({"type": "array", "items": {"type": "string"}}), auto),
+        SettingKind::List { words, auto } => (json!({"type": "array", "items": {"enum": words}}), auto),
         SettingKind::Keys => (keys_schema(), false),
         SettingKind::Bool => (json!({"type": "boolean"}), false),
         SettingKind::Int { min, max, auto } => (json!({"type": "integer", "minimum": min, "maximum": max}), auto),

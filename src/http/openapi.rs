@@ -1,11 +1,11 @@
 //! The description of the API (OpenAPI 3.1), at `/openapi.json` and behind the page at `/docs`.
 //!
-//! It has two sources: the table of paths ([`crate::routes::PATHS`]), each entry with an
-//! [`Operation`](pagetide_api::openapi::Operation), and the structs that parse and write bodies, which derive
+//! It has two sources: the tables of paths ([`crate::routes::paths_of`]), each entry with
+//! an [`Operation`](pagetide_api::openapi::Operation), and the structs that parse and write bodies, which derive
 //! `ToSchema`. So what is not described is not served, and a field that is parsed is described by its struct.
 //!
 //! To add a field, give it a doc comment and its range and default (`#[schema(minimum = 0, default = 1)]`): see
-//! [`pagetide_api::fields::sampling::SamplingFields`]. To add a path, add a line to the table, with the handler and a
+//! [`pagetide_api::fields::sampling::SamplingFields`]. To add a path, add a line to its surface's table, with the handler and a
 //! function that returns the `Operation`; its body's structs go to `Operation::fields`, one call each.
 
 use crate::paths::ApiPath;
@@ -16,7 +16,7 @@ use serde_json::{Map, Value, json};
 pub const PAGE: &str = include_str!("openapi/page.html");
 
 /// The document of these paths.
-pub fn document(all: &[ApiPath]) -> Value {
+pub fn document<'a>(all: impl IntoIterator<Item = &'a ApiPath>) -> Value {
     let mut schemas = Map::new();
     let mut paths = Map::new();
     for path in all {

@@ -1,7 +1,6 @@
 //! The HTTP server: its settings, and the middleware of every request.
 
 use crate::account::{Account, AccountedBody, Closing, Reporter};
-use crate::anthropic;
 use crate::auth::Keys;
 use crate::body::Parsing;
 use crate::compression::{encodings, without_identity};
@@ -9,7 +8,10 @@ use crate::connection::Connection;
 use crate::console::Feed;
 use crate::cors::cors;
 use crate::error::error_response;
-use crate::routes::{access_to, configure, is_open_to_all_ports, is_private, matched_path};
+use crate::openapi;
+use crate::routes::{
+    OpenApiText, access_to, configure, format_of, is_open_to_all_ports, is_private, matched_path, paths_of,
+};
 use crate::timeouts::{end_stalled_connections, timed_body};
 use crate::tls::Certificate;
 use actix_web::body::MessageBody;
@@ -25,7 +27,7 @@ use pagetide_api::live_server::LiveServer;
 use pagetide_api::openai::response::new_id;
 use pagetide_api::openapi::PathAccess;
 use pagetide_base::error::{ApiError, StartError};
-use pagetide_config::{Config, ServerConfig};
+use pagetide_config::{Config, ServerConfig, Surface};
 use pagetide_metrics as metrics;
 use pagetide_telemetry::trace::Tracer;
 use std::net::{SocketAddr, TcpListener};
@@ -147,8 +149,11 @@ pub fn serve(
     let (handle, live_settings, server_config) = (Data::new(handle), Data::new(live_settings), config.server.clone());
     let feed = Data::new(Feed::default());
     let parsing = Data::new(Parsing::new(&config.limits));
+    let surfaces: Arc<[Surface]> = config.server.surfaces.as_slice().into();
+    let description = Data::new(OpenApiText(openapi::document(paths_of(&surfaces)).to_string()));
     let app = move || {
         let (keys, live, reporter) = (keys.clone(), handle.model().server.clone(), reporter.clone());
+        let (surfaces, routed) = (surfaces.clone(), surfaces.clone());
         // The last middleware is the outermost.
         App::new()
             .app_data(handle.clone())
@@ -156,6 +161,7 @@ pub fn serve(
             .app_data(keys.clone())
             .app_data(feed.clone())
             .app_data(parsing.clone())
+            .app_data(description.clone())
             .wrap(from_fn(encodings))
             .wrap(Compress::default())
             .wrap(from_fn(without_identity))
@@ -163,8 +169,8 @@ pub fn serve(
             .wrap(from_fn(move |request, next| with_key(keys.clone(), request, next)))
             .wrap(from_fn(move |request, next| on_its_port(admin_addr, request, next)))
             .wrap(cors(&server_config))
-            .wrap(from_fn(move |request, next| around(reporter.clone(), request, next)))
-            .configure(configure)
+            .wrap(from_fn(move |request, next| around(reporter.clone(), surfaces.clone(), request, next)))
+            .configure(move |config| configure(config, &routed))
     };
     let ServerConfig { header_timeout_s, keep_alive_s, .. } = config.server;
     let most_idle = (header_timeout_s > 0).then(|| Duration::from_secs(keep_alive_s + header_timeout_s));
@@ -265,6 +271,7 @@ async fn with_key(
 /// Gives every request its id and its account, and counts it.
 async fn around(
     reporter: Arc<Reporter>,
+    surfaces: Arc<[Surface]>,
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse, Error> {
@@ -277,14 +284,14 @@ async fn around(
     let closing = Closing::new(account.clone(), connection.as_ref().map(Connection::begin_request));
     request.extensions_mut().insert(account.clone());
     let handle: Data<RuntimeHandle> = request.app_data::<Data<RuntimeHandle>>().expect("every app has one").clone();
-    let is_anthropics = anthropic::is_spoken(request.path(), request.headers());
+    let format = format_of(&surfaces, request.path(), request.headers());
     // Only the request tells. actix-http reuses the heads of answers and leaves the HTTP version of the previous answer
     // in them, so every head that was once used for HTTP/1.0 would seem to end its connection.
     let is_clients_last = request.head().connection_type() == ConnectionType::Close;
     let span = tracing::info_span!("request", id = shown_id);
     let mut answer = next.call(request).instrument(span.clone()).await?.map_into_boxed_body();
-    if is_anthropics {
-        answer = anthropic::in_its_format(answer, &id);
+    if let Some(format) = format {
+        answer = format.apply(answer, &id);
     }
     let (path, status) = (matched_path(answer.request().match_pattern().as_deref()), answer.status().as_u16());
     let head = answer.response_mut().head_mut();

@@ -1,4 +1,4 @@
-//! Answers as server-sent events, in the format of the API that was asked.
+//! Answers as streams of events, in the format of the API that was asked.
 
 use actix_web::HttpResponse;
 use actix_web::http::header::CACHE_CONTROL;
@@ -7,7 +7,7 @@ use futures_util::Stream;
 use pagetide_actors::generation::Generation;
 use pagetide_actors::observer::RequestObserver;
 use pagetide_actors::runtime::RuntimeHandle;
-use pagetide_api::events::{WriteEvents, write_pause};
+use pagetide_api::events::WriteEvents;
 use pagetide_api::request::ApiRequest;
 use pagetide_base::error::ApiError;
 use pagetide_metrics as metrics;
@@ -70,7 +70,7 @@ impl<W: WriteEvents> EventBody<W> {
 
     pub fn into_response(self) -> HttpResponse {
         HttpResponse::Ok()
-            .content_type("text/event-stream; charset=utf-8")
+            .content_type(W::CONTENT_TYPE)
             .insert_header((CACHE_CONTROL, "no-cache"))
             // Proxies that collect answers (nginx) let this one through.
             .insert_header(("X-Accel-Buffering", "no"))
@@ -133,7 +133,9 @@ impl<W: WriteEvents> StreamState<W> {
         {
             let next = generation.poll_next(cx);
             let num_choices = generation.answers().num_choices();
-            generation.answers_mut().take_pauses().for_each(|pause| write_pause(&mut self.buffer, pause, num_choices));
+            for pause in generation.answers_mut().take_pauses() {
+                self.writer.pause(&mut self.buffer, pause, num_choices);
+            }
             match next {
                 Poll::Pending => {
                     self.generation = Some(generation);

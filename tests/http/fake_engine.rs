@@ -44,6 +44,8 @@ use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 pub const MODEL: &str = "fake/model";
+/// Its other name.
+pub const ALIAS: &str = "other-name";
 pub const BOS: TokenId = 256;
 pub const EOS: TokenId = 257;
 /// `a` and the first byte of `é`.
@@ -559,6 +561,7 @@ fn model_info() -> ModelInfo {
                     {% if think is defined %}{{ '<think>\n' if think else '<think>\n\n</think>\n\n' }}{% endif %}";
     ModelInfo {
         served_name: MODEL.into(),
+        aliases: vec![ALIAS.into()],
         created_s: 1_700_000_000,
         max_model_len: MAX_MODEL_LEN,
         vocab_size: VOCAB_SIZE,

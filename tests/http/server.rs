@@ -1,7 +1,7 @@
 //! Paths, keys, limits, headers.
 
-use crate::fake_engine::{EOS, MAX_MODEL_LEN, MODEL, TestServer};
-use pagetide::config::ServerConfig;
+use crate::fake_engine::{ALIAS, EOS, MAX_MODEL_LEN, MODEL, TestServer};
+use pagetide::config::{ServerConfig, Surface};
 use pagetide::sampling::params::FinishReason;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -95,6 +95,39 @@ async fn paths_are_served_without_their_prefix() {
     let page = server.get("/metrics").await.text().await.unwrap();
     assert!(page.contains("path=\"/v1/chat/completions\""), "a path has one label");
     assert!(!page.contains("path=\"/chat/completions\""));
+}
+
+/// `server.surfaces`.
+#[actix_web::test]
+async fn a_surface_that_is_left_out_is_neither_served_nor_described() {
+    let server = TestServer::configured(&ServerConfig { surfaces: vec![Surface::OpenAi], ..ServerConfig::default() });
+    server.ok("/v1/completions", &json!({"prompt": "a"})).await;
+    for path in ["/v1/messages", "/tokenize"] {
+        let (status, error) = server.refused(path, &json!({})).await;
+        assert_eq!((status, error["code"].as_str()), (404, Some("not_found")), "{path}: in OpenAI's format");
+    }
+    let described: Value = server.get("/openapi.json").await.json().await.unwrap();
+    let described = described["paths"].as_object().unwrap();
+    assert!(described.contains_key("/v1/completions") && described.contains_key("/health"));
+    assert!(!described.contains_key("/v1/messages") && !described.contains_key("/tokenize"));
+}
+
+#[actix_web::test]
+async fn every_name_of_the_model_is_accepted_and_the_first_is_in_answers() {
+    let server = TestServer::saying("x");
+    for name in [MODEL, ALIAS] {
+        let answer = server.ok("/v1/completions", &json!({"model": name, "prompt": "a"})).await;
+        assert_eq!(answer["model"], MODEL);
+        let card: Value = server.get(&format!("/v1/models/{name}")).await.json().await.unwrap();
+        assert_eq!((card["id"].as_str(), card["root"].as_str()), (Some(name), Some(MODEL)));
+    }
+    let models: Value = server.get("/v1/models").await.json().await.unwrap();
+    assert_eq!((&models["data"][0]["id"], &models["data"][1]["id"]), (&json!(MODEL), &json!(ALIAS)));
+    let (status, error) = server.refused("/v1/completions", &json!({"model": "claude", "prompt": "a"})).await;
+    assert!(status == 404 && error["message"].as_str().unwrap().contains(&format!("'{MODEL}, {ALIAS}'")), "{error}");
+    let server = TestServer::configured(&ServerConfig { accept_any_model: true, ..ServerConfig::default() });
+    let answer = server.ok("/v1/completions", &json!({"model": "claude", "prompt": "a"})).await;
+    assert_eq!(answer["model"], MODEL);
 }
 
 /// OpenAI has paths there that this server does not have.

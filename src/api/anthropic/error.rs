@@ -3,8 +3,15 @@
 use pagetide_base::error::ApiError;
 use serde_json::{Value, json};
 
-/// `{"type": "error", "error": {"type": …, "message": …}}`
-pub fn error_body(error: &ApiError) -> Value {
+/// `{"type": "error", "error": {"type": …, "message": …}, "request_id": …}`
+pub fn error_body(error: &ApiError, request_id: &str) -> Value {
+    let mut body = error_event(error);
+    body["request_id"] = request_id.into();
+    body
+}
+
+/// The same in a stream, without the request's id.
+pub fn error_event(error: &ApiError) -> Value {
     json!({"type": "error", "error": {"type": kind(error.status), "message": message(error)}})
 }
 
@@ -47,12 +54,12 @@ mod tests {
             ),
         ] {
             let expected = json!({"type": "error", "error": {"type": kind, "message": message}});
-            assert_eq!(error_body(&error), expected);
+            assert_eq!(error_event(&error), expected);
         }
-        assert_eq!(error_body(&ApiError::draining())["error"]["type"], "overloaded_error");
-        assert_eq!(error_body(&ApiError::not_found("/"))["error"]["type"], "not_found_error");
-        assert_eq!(error_body(&ApiError::unauthorized())["error"]["type"], "authentication_error");
-        assert_eq!(error_body(&ApiError::body_too_large(1))["error"]["type"], "request_too_large");
-        assert_eq!(error_body(&ApiError::method_not_allowed("GET", "POST"))["error"]["type"], "invalid_request_error");
+        assert_eq!(error_event(&ApiError::draining())["error"]["type"], "overloaded_error");
+        assert_eq!(error_event(&ApiError::not_found("/"))["error"]["type"], "not_found_error");
+        assert_eq!(error_event(&ApiError::unauthorized())["error"]["type"], "authentication_error");
+        assert_eq!(error_event(&ApiError::body_too_large(1))["error"]["type"], "request_too_large");
+        assert_eq!(error_event(&ApiError::method_not_allowed("GET", "POST"))["error"]["type"], "invalid_request_error");
     }
 }

@@ -6,14 +6,17 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 pub fn list(model: &ModelInfo) -> Value {
-    json!({"data": [card(model)], "has_more": false, "first_id": model.served_name, "last_id": model.served_name})
+    let cards: Vec<Value> = model.names().map(|name| card(model, name)).collect();
+    let (first, last) = (model.names().next(), model.names().last());
+    json!({"data": cards, "has_more": false, "first_id": first, "last_id": last})
 }
 
-pub fn card(model: &ModelInfo) -> Value {
+/// The card of one of the model's names.
+pub fn card(model: &ModelInfo, name: &str) -> Value {
     json!({
         "type": "model",
-        "id": model.served_name,
-        "display_name": model.served_name,
+        "id": name,
+        "display_name": name,
         "created_at": rfc3339(model.created_s),
         "lifecycle": "active",
         "max_input_tokens": model.max_model_len,

@@ -1,7 +1,7 @@
 //! The answer as Anthropic's events.
 
 use super::answer::{MessageAnswer, empty_block};
-use super::error::error_body;
+use super::error::error_event;
 use crate::delta::Delta;
 use crate::events::{WriteEvents, write_named_event};
 use crate::fold::AnswerFold;
@@ -31,7 +31,7 @@ impl WriteEvents for MessageEvents {
     }
 
     fn error(&mut self, out: &mut Vec<u8>, error: &ApiError) {
-        write(out, "error", error_body(error));
+        write(out, "error", error_event(error));
     }
 
     fn end(&mut self, out: &mut Vec<u8>, answers: &AnswerFold) {

@@ -8,7 +8,7 @@ use pagetide_base::error::ApiError;
 body_fields! {
     /// What every body may say.
     pub struct ModelField {
-        /// The name of the model that is served, as /v1/models says it. Default: that one.
+        /// A name of the model that is served, as /v1/models lists them. With server.accept_any_model any name.
         pub model: Option<String>,
     }
 }
@@ -22,8 +22,9 @@ impl ModelField {
 }
 
 pub fn check_model_name(name: &str, model: &ModelInfo) -> Result<(), ApiError> {
-    if name == model.served_name {
+    if model.names().any(|known| known == name) || model.server.get().accept_any_model {
         return Ok(());
     }
-    Err(ApiError::model_not_found(&shortened(name), &model.served_name))
+    let names: Vec<&str> = model.names().collect();
+    Err(ApiError::model_not_found(&shortened(name), &names.join(", ")))
 }

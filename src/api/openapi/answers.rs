@@ -199,6 +199,10 @@ pub struct ModelCard {
     /// Unix time of the server's start.
     created: u64,
     owned_by: String,
+    /// The model's first name.
+    root: String,
+    /// Always null.
+    parent: Option<String>,
     /// Tokens of prompt and output together at most.
     max_model_len: u32,
 }

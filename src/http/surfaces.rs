@@ -1,0 +1,39 @@
+//! The APIs that are served, each an adapter to the one [`ApiRequest`](pagetide_api::request::ApiRequest). A surface can
+//! be left out with `server.surfaces`.
+
+pub mod anthropic;
+pub mod openai;
+mod responses;
+pub mod vllm;
+
+use crate::answer_format::AnswerFormat;
+use crate::paths::ApiPath;
+use actix_web::http::header::HeaderMap;
+use pagetide_config::Surface;
+
+/// An API: its paths, and how it writes errors.
+pub struct ApiSurface {
+    pub surface: Surface,
+    /// The methods of one path stand together.
+    pub paths: &'static [ApiPath],
+    /// `None`: as OpenAI's API.
+    pub format: Option<SpokenFormat>,
+}
+
+/// The format of the requests for which `is_spoken` holds, given their path and headers. They need not have a path that
+/// is served.
+pub struct SpokenFormat {
+    pub is_spoken: fn(&str, &HeaderMap) -> bool,
+    pub format: &'static AnswerFormat,
+}
+
+/// Every surface, in the order of the API's description.
+pub static SURFACES: [ApiSurface; 3] = [
+    ApiSurface { surface: Surface::OpenAi, paths: &openai::PATHS, format: None },
+    ApiSurface {
+        surface: Surface::Anthropic,
+        paths: &anthropic::PATHS,
+        format: Some(SpokenFormat { is_spoken: anthropic::is_spoken, format: &anthropic::FORMAT }),
+    },
+    ApiSurface { surface: Surface::Vllm, paths: &vllm::PATHS, format: None },
+];
