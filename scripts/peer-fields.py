@@ -123,7 +123,8 @@ class Package:
         for statement in node.body:
             if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
                 name = statement.target.id
-                if not name.startswith("_") and name != "model_config" and "ClassVar" not in ast.dump(statement.annotation):
+                is_field = not name.startswith("_") and "ClassVar" not in ast.dump(statement.annotation)
+                if is_field and name != "model_config":
                     names |= aliases(statement.value) or {name}
         return names
 
@@ -258,7 +259,8 @@ LISTS = re.compile(r'(?:\w+ : |unsupported_params )\{\s*("[^"}]+"(?:\s*,\s*"[^"}
 
 def cpp_body(text: str, name: str) -> str:
     """The text of a function, or of a handler that is assigned to a member, up to the brace that ends it."""
-    start = re.search(rf"^(?:[\w:<>,&*\s]*?\b{name}\([^;{{]*?\)(?:\s*const)?\s*\{{|\s*this->{name} = \[)", text, re.MULTILINE)
+    function = rf"[\w:<>,&*\s]*?\b{name}\([^;{{]*?\)(?:\s*const)?\s*\{{"
+    start = re.search(rf"^(?:{function}|\s*this->{name} = \[)", text, re.MULTILINE)
     if start is None:
         return ""
     opening = text.index("{", start.end() - 1)
@@ -278,7 +280,8 @@ def without_strings_of_braces(text: str) -> str:
 
 def llama_cpp_fields():
     server = source("llama.cpp") / "tools" / "server"
-    text = "\n".join(without_strings_of_braces(file.read_text(encoding="utf-8")) for file in sorted(server.glob("*.cpp")))
+    files = [file.read_text(encoding="utf-8") for file in sorted(server.glob("*.cpp"))]
+    text = "\n".join(without_strings_of_braces(file) for file in files)
     readme = readme_parameters((server / "README.md").read_text(encoding="utf-8"))
     posted = set(re.findall(r'ctx_http\.post\(\s*"([^"]+)"', text))
     if unknown := posted - LLAMA_CPP_READERS.keys() - LLAMA_CPP_OTHERS:

@@ -29,7 +29,9 @@ class Package:
 
 
 PACKAGES = {
-    "vllm": Package("vllm", "0.32.0", True, ("tests/", "vllm/", "examples/"), (".py", ".jinja", ".json", ".txt", ".toml")),
+    "vllm": Package(
+        "vllm", "0.32.0", True, ("tests/", "vllm/", "examples/"), (".py", ".jinja", ".json", ".txt", ".toml")
+    ),
     "llama.cpp": Package(
         "llama-cpp-python",
         "0.3.36",
