@@ -190,8 +190,15 @@ impl SchedulerActor {
             }
             return;
         }
-        let metrics =
-            StepMetrics { sequences: plan.batch.len(), tokens: plan.num_tokens(), schedule, ..Default::default() };
+        let first_samples =
+            plan.batch.iter().filter_map(|seq| seq.sample.as_ref().filter(|sample| sample.position == 0));
+        let metrics = StepMetrics {
+            sequences: plan.batch.len(),
+            tokens: plan.num_tokens(),
+            first_tokens: first_samples.map(|sample| sample.num_samples as usize).sum(),
+            schedule,
+            ..Default::default()
+        };
         for next in plan.batch.iter().filter_map(|seq| seq.sample.as_ref()?.next.clone()) {
             self.workers.spawn(move || {
                 next.get();

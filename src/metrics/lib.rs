@@ -27,6 +27,8 @@ use std::time::Duration;
 pub struct StepMetrics {
     pub sequences: usize,
     pub tokens: usize,
+    /// First tokens of outputs. The other generated tokens are among `tokens` of the step after theirs.
+    pub first_tokens: usize,
     pub schedule: Duration,
     pub execute: Duration,
     pub sample: Duration,
@@ -85,6 +87,7 @@ pub fn request_ended(ended: &EndedRequest) {
 pub fn request_rejected(reason: Rejection, tenant: Tenant) {
     with(|m| m.rejections[reason as usize].increment(1));
     tenants::rejected(tenant, reason);
+    vllm::request_rejected(reason);
 }
 
 /// The first step of a request began `queued` after its arrival.
@@ -132,7 +135,7 @@ pub fn step(step: &StepMetrics) {
             m.step_gap.record(gap);
         }
     });
-    vllm::step(step.tokens);
+    vllm::step(step.tokens + step.first_tokens);
 }
 
 /// The estimates with which a step was planned.

@@ -4,7 +4,7 @@
 //! bounds differ from ours. [`VLLM_METRICS`] says where vLLM counts differently.
 
 use super::ended::EndedRequest;
-use super::events::Outcome;
+use super::events::{Outcome, Rejection};
 use super::registry::{METADATA, unit};
 use super::table::{Metric, MetricKind};
 use metrics::{Counter, Gauge, Histogram, Key, Label, Recorder};
@@ -112,6 +112,7 @@ pub(super) fn request_ended(ended: &EndedRequest) {
         let generated: usize = ended.generated.iter().sum();
         let longest = ended.generated.iter().copied().max().unwrap_or(0);
         m.e2e.record(ended.e2e);
+        m.request_preemptions.record(ended.preemptions as f64);
         m.request_prompt_tokens.record(ended.prompt_tokens as f64);
         m.request_generation_tokens.record(generated as f64);
         m.request_max_generation_tokens.record(longest as f64);
@@ -130,6 +131,16 @@ pub(super) fn request_ended(ended: &EndedRequest) {
     });
 }
 
+/// Only full queues count: vLLM has no other reasons.
+pub(super) fn request_rejected(reason: Rejection) {
+    let place = match reason {
+        Rejection::QueueFull | Rejection::ConcurrencyLimit => 0,
+        Rejection::TokenLimit => 1,
+        _ => return,
+    };
+    with(|m| m.admission_rejections[place].increment(1));
+}
+
 struct VllmHandles {
     running: Gauge,
     waiting: Gauge,
@@ -141,6 +152,9 @@ struct VllmHandles {
     external_prefix_queries: Counter,
     external_prefix_hits: Counter,
     preemptions: Counter,
+    request_preemptions: Histogram,
+    /// By the number of requests, and by that of tokens.
+    admission_rejections: [Counter; 2],
     prompt_tokens: Counter,
     prompt_tokens_by_source: [Counter; 3],
     prompt_tokens_cached: Counter,
@@ -212,6 +226,9 @@ impl VllmHandles {
             external_prefix_queries: counter(&EXTERNAL_PREFIX_QUERIES),
             external_prefix_hits: counter(&EXTERNAL_PREFIX_HITS),
             preemptions: counter(&PREEMPTIONS),
+            request_preemptions: histogram(&REQUEST_PREEMPTIONS),
+            admission_rejections: ["max_num_queued_reqs", "max_num_queued_tokens"]
+                .map(|reason| counter_of(&ADMISSION_REJECTIONS, reason)),
             prompt_tokens: counter(&PROMPT_TOKENS),
             prompt_tokens_by_source: ["local_compute", "local_cache_hit", "external_kv_transfer"]
                 .map(|source| counter_of(&PROMPT_TOKENS_BY_SOURCE, source)),
@@ -302,6 +319,10 @@ vllm_metrics! {
         "Prompt tokens found in the swap pool only.";
     PREEMPTIONS = "vllm:num_preemptions_total" Counter "sequences" [] &[],
         "Preempted sequences, swapped and recomputed.";
+    REQUEST_PREEMPTIONS = "vllm:request_num_preemptions" Histogram "preemptions" [] &[1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0],
+        "Preemptions of a request, all samples together.";
+    ADMISSION_REJECTIONS = "vllm:admission_rejections_total" Counter "requests" ["reason": "max_num_queued_reqs, max_num_queued_tokens"] &[],
+        "Requests refused because too many were held, or because a limit of tokens a minute was used up.";
     PROMPT_TOKENS = "vllm:prompt_tokens_total" Counter "tokens" [] &[],
         "Prompt tokens, cached ones included. They count when a request starts; vLLM counts them at the end of the \
          prefill.";
@@ -325,7 +346,7 @@ vllm_metrics! {
     PARAMS_MAX_TOKENS = "vllm:request_params_max_tokens" Histogram "tokens" [] UP_TO_MODEL,
         "Parameter max_tokens of a request, or the room for its output.";
     ITERATION_TOKENS = "vllm:iteration_tokens_total" Histogram "tokens" [] ITERATION_BOUNDS,
-        "Tokens computed in a step.";
+        "Prompt tokens computed and tokens generated in a step.";
     TIME_TO_FIRST_TOKEN = "vllm:time_to_first_token_seconds" Histogram "seconds" [] FIRST_TOKEN_BOUNDS,
         "Time from the arrival of a request to its first token.";
     INTER_TOKEN = "vllm:inter_token_latency_seconds" Histogram "seconds" [] TOKEN_TIME_BOUNDS,

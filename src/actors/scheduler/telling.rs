@@ -110,6 +110,7 @@ impl SchedulerActor {
                 first_token: client.first_token,
                 last_token: last_token.map(|last| *last - client.arrived),
                 prompt_tokens: client.prompt_tokens,
+                preemptions: client.bill.preemptions,
                 max_tokens: client.max_tokens,
                 generated: client.generated,
             });
