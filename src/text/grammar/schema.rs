@@ -4,11 +4,13 @@
 //! Annotations and unknown keywords do not restrict values and are ignored, as the specification says. A keyword that
 //! restricts values but is not supported is an error: an output is valid or there is none.
 
+mod closing;
 mod formats;
 mod references;
 mod values;
 
 use super::request::Whitespace;
+pub use closing::close_objects;
 use formats::{FORMATS, UNSUPPORTED_FORMATS, and, replace_format};
 use llguidance::derivre::{RegexAst, RegexBuilder};
 use llguidance::regex_to_lark;
@@ -112,24 +114,6 @@ pub fn prepare(schema: &Value, whitespace: &Whitespace) -> Checked<Value> {
     checker.targets(&mut root, references)?;
     root.as_object_mut().expect("it is an object").insert("x-guidance".into(), whitespace.options());
     Ok(root)
-}
-
-/// Closes objects that do not mention additional properties: vLLM's `disable_additional_properties`.
-pub fn close_objects(schema: &mut Value) {
-    let Value::Object(fields) = schema else { return };
-    for (key, value) in fields.iter_mut() {
-        match value {
-            Value::Object(schemas) if MAPS.contains(&key.as_str()) => schemas.values_mut().for_each(close_objects),
-            Value::Array(schemas) if LISTS.contains(&key.as_str()) || key == "items" => {
-                schemas.iter_mut().for_each(close_objects)
-            }
-            Value::Object(_) if SINGLES.contains(&key.as_str()) => close_objects(value),
-            _ => {}
-        }
-    }
-    if fields.contains_key("properties") || fields.contains_key("patternProperties") {
-        fields.entry("additionalProperties").or_insert(Value::Bool(false));
-    }
 }
 
 /// Finds the smallest part of `schema` that is also rejected alone, with only the definitions, and returns its place
