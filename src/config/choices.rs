@@ -89,6 +89,15 @@ choice!(
         PerKey = "per_key",
     }
 );
+choice!(
+    /// Whether objects of a JSON schema may have properties that it does not name.
+    SchemaObjects {
+        /// Only where the schema says so (`additionalProperties`).
+        Closed = "closed",
+        /// Unless the schema forbids it, as JSON Schema has it.
+        Open = "open",
+    }
+);
 choice!(LogFormat { Human = "human", Json = "json" });
 
 macro_rules! choice_fields {
@@ -117,6 +126,7 @@ choice_fields!(
     Overlap,
     OnFailure,
     CacheIsolation,
+    SchemaObjects,
     LogFormat,
     DeviceKind,
     DtypeChoice,

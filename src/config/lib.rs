@@ -20,7 +20,7 @@ pub mod value;
 
 pub use choices::{
     AdmissionPolicy, CacheIsolation, DeviceKind, DtypeChoice, Eviction, IsaChoice, LoadFormat, LogFormat, OnFailure,
-    Overlap, PreemptionMode, ReasoningParser, SchedulingPolicy, Surface, ToolCallParser,
+    Overlap, PreemptionMode, ReasoningParser, SchedulingPolicy, SchemaObjects, Surface, ToolCallParser,
 };
 pub use engine::{CacheConfig, DeviceConfig, ModelConfig, SchedulerSettings, SwapConfig};
 pub use keys::ApiKeyConfig;

@@ -9,6 +9,8 @@ pub const LIVE: &[&str] = &[
     "server.metrics_key",
     "server.cache_isolation",
     "server.accept_any_model",
+    "server.schema_objects",
+    "server.force_include_usage",
     "server.include_kv_usage",
     "server.pause_comments",
     "server.max_requests",

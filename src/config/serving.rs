@@ -1,6 +1,6 @@
 //! Settings of the server, its limits and the request intake.
 
-use super::{ApiKeyConfig, CacheIsolation, SHARE_OF_SEVERAL, Surface, num_cores};
+use super::{ApiKeyConfig, CacheIsolation, SHARE_OF_SEVERAL, SchemaObjects, Surface, num_cores};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServerConfig {
@@ -13,6 +13,9 @@ pub struct ServerConfig {
     pub accept_any_model: bool,
     /// The APIs that are served.
     pub surfaces: Vec<Surface>,
+    pub schema_objects: SchemaObjects,
+    /// Every stream of chunks ends with its usage.
+    pub force_include_usage: bool,
     /// Empty: no key is required.
     pub api_keys: Vec<ApiKeyConfig>,
     /// Key of `/admin`. Empty: `/admin` is closed.
@@ -67,6 +70,8 @@ impl Default for ServerConfig {
             served_model_name: None,
             accept_any_model: false,
             surfaces: Surface::ALL.to_vec(),
+            schema_objects: SchemaObjects::Closed,
+            force_include_usage: false,
             api_keys: Vec::new(),
             admin_key: String::new(),
             metrics_key: String::new(),
@@ -102,6 +107,11 @@ impl Default for ServerConfig {
 }
 
 impl ServerConfig {
+    /// Whether objects of a JSON schema are closed unless the schema opens them.
+    pub fn closes_objects(&self) -> bool {
+        self.schema_objects == SchemaObjects::Closed
+    }
+
     /// The part of `max_requests` that requests of one API key may take.
     pub fn max_requests_of_key(&self) -> usize {
         let share = self.max_share_per_key.unwrap_or(if self.api_keys.len() > 1 { SHARE_OF_SEVERAL } else { 1.0 });

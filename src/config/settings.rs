@@ -6,7 +6,7 @@ use super::field::ConfigField;
 use super::value::{SettingKind, Value};
 use super::{
     AdmissionPolicy, CacheIsolation, Config, DeviceKind, DtypeChoice, Eviction, IsaChoice, LoadFormat, LogFormat,
-    OnFailure, Overlap, PreemptionMode, ReasoningParser, SchedulingPolicy, Surface, ToolCallParser,
+    OnFailure, Overlap, PreemptionMode, ReasoningParser, SchedulingPolicy, SchemaObjects, Surface, ToolCallParser,
 };
 
 /// One row of the table: a key of the configuration.
@@ -193,6 +193,15 @@ settings! {
          A request's cache_salt separates them further in both cases.",
         "Set shared if the owners of the keys trust each other and their prompts begin alike. With shared, a client \
          can find out from the time to first token what another client has asked.";
+    server.schema_objects: RARE, SettingKind::Choice(SchemaObjects::NAMES), "", None,
+        "Whether objects in structured output and in the arguments of tools may have properties that their JSON schema \
+         does not name. closed: only where the schema sets additionalProperties. open: unless it forbids them, as JSON \
+         Schema has it.",
+        "Clients expect the reading of JSON Schema, and want properties that their schemas do not name.";
+    server.force_include_usage: RARE, SettingKind::Bool, "", None,
+        "Whether every stream of chat completions and completions ends with a chunk that has the usage, as with \
+         stream_options.include_usage.",
+        "A proxy counts tokens, and clients do not ask for usage.";
     server.include_kv_usage: RARE, SettingKind::Bool, "", None,
         "Whether usage contains usage.kv, the cost of memory pressure to the request. A request's own \
          include_kv_usage takes precedence.",
