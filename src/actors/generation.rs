@@ -3,12 +3,14 @@
 use crate::deadline::Deadline;
 use crate::messages::{Accepted, EventStream};
 use crate::runtime::RuntimeHandle;
+use crate::under_way::UnderWay;
 use pagetide_api::delta::Delta;
 use pagetide_api::fold::{AnswerFold, PromptFold, echoed_text, engine_stopped};
 use pagetide_api::openai::{self, Endpoint, response::WholeAnswer};
 use pagetide_api::request::ApiRequest;
 use pagetide_base::error::ApiError;
 use serde_json::Value;
+use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::task::{Context, Poll, ready};
 
@@ -20,6 +22,9 @@ pub struct Generation {
     /// The stream to look at first, so that none is starved.
     next_stream: usize,
     deadline: Deadline,
+    under_way: UnderWay,
+    /// The last deltas of an aborted request.
+    aborted: VecDeque<Delta>,
     max_answer_logprobs: usize,
 }
 
@@ -27,6 +32,7 @@ impl Generation {
     /// Submits every prompt. If one is refused, those before it are cancelled.
     pub async fn start(handle: &RuntimeHandle, request: &mut ApiRequest) -> Result<Self, ApiError> {
         request.check_num_prompts(handle.max_requests())?;
+        let under_way = handle.requests().enter(&request.id, handle.tenant())?;
         let tokenizer = &handle.model().tokenizer;
         let mut deadline = Deadline::new(handle);
         let (mut prompts, mut streams) = (Vec::new(), Vec::new());
@@ -49,7 +55,8 @@ impl Generation {
         }
         let answers = AnswerFold::new(prompts, request.num_samples());
         let max_answer_logprobs = handle.model().server.get().max_answer_logprobs;
-        Ok(Self { answers, streams, next_stream: 0, deadline, max_answer_logprobs })
+        let aborted = VecDeque::new();
+        Ok(Self { answers, streams, next_stream: 0, deadline, under_way, aborted, max_answer_logprobs })
     }
 
     /// Limits the answer's log-probabilities to `server.max_answer_logprobs`, divided by `copies`. For answers that are
@@ -75,10 +82,17 @@ impl Generation {
     }
 
     fn poll_streams(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Delta, ApiError>>> {
-        if self.streams.iter().any(Option::is_some)
-            && let Poll::Ready(error) = self.deadline.poll(cx)
-        {
-            return Poll::Ready(Some(Err(error)));
+        if let Some(delta) = self.aborted.pop_front() {
+            return Poll::Ready(Some(Ok(delta)));
+        }
+        if self.streams.iter().any(Option::is_some) {
+            if let Poll::Ready(error) = self.deadline.poll(cx) {
+                return Poll::Ready(Some(Err(error)));
+            }
+            if self.under_way.poll_aborted(cx).is_ready() {
+                self.abort();
+                return self.poll_streams(cx);
+            }
         }
         let mut all_done = true;
         for i in 0..self.streams.len() {
@@ -93,6 +107,17 @@ impl Generation {
             }
         }
         if all_done { Poll::Ready(None) } else { Poll::Pending }
+    }
+
+    /// Ends every choice that has not ended, with the text that it has.
+    fn abort(&mut self) {
+        for (index, stream) in self.streams.iter_mut().enumerate() {
+            let Some(stream) = stream.take() else { continue };
+            let prompt = self.answers.prompt_mut(index);
+            // For the log these are ends, and the client has not left.
+            prompt.unfinished().for_each(|sample| stream.stop_sample(sample));
+            self.aborted.extend(prompt.abort());
+        }
     }
 
     /// The next delta of one prompt.

@@ -21,6 +21,7 @@ pub mod snapshot;
 mod stop;
 pub mod swap_pool;
 mod text_files;
+pub mod under_way;
 pub mod workers;
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use crate::scheduler::{self, SchedulerActor};
 use crate::snapshot::Snapshot;
 use crate::swap_pool::SwapPool;
 use crate::text_files::Text;
+use crate::under_way::RequestsUnderWay;
 use crate::workers::Workers;
 use actix::{Actor, Arbiter, Recipient, System};
 use pagetide_api::live_server::LiveServer;
@@ -48,6 +49,7 @@ pub struct RuntimeHandle {
     phase: LivePhase,
     caller: Caller,
     observer: Option<Arc<dyn RequestObserver>>,
+    requests: RequestsUnderWay,
 }
 
 impl RuntimeHandle {
@@ -59,7 +61,8 @@ impl RuntimeHandle {
         text: Workers,
         phase: LivePhase,
     ) -> Self {
-        Self { intake, scheduler, model, text, phase, caller: Caller::default(), observer: None }
+        let (caller, requests) = (Caller::default(), RequestsUnderWay::default());
+        Self { intake, scheduler, model, text, phase, caller, observer: None, requests }
     }
 
     /// The text threads, for work on a request that would delay others.
@@ -106,6 +109,11 @@ impl RuntimeHandle {
             Ok(answer) => answer,
             Err(_) => Err(ApiError::engine("the engine has stopped")),
         }
+    }
+
+    /// The requests under way, of all handles to the same engine.
+    pub fn requests(&self) -> &RequestsUnderWay {
+        &self.requests
     }
 
     /// The observer of its requests.

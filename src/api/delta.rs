@@ -41,7 +41,7 @@ pub struct Position {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finish {
-    /// `stop`, `length` or `tool_calls`.
+    /// `stop`, `length`, `tool_calls` or `abort`.
     pub reason: &'static str,
     /// The stop string or stop token that ended it, where it was one of the client's.
     pub stop_reason: Option<StopReason>,
@@ -58,6 +58,11 @@ pub enum StopReason {
 impl Finish {
     pub fn length() -> Self {
         Self { reason: "length", stop_reason: None }
+    }
+
+    /// The request was aborted by its id.
+    pub fn aborted() -> Self {
+        Self { reason: "abort", stop_reason: None }
     }
 
     pub fn stop() -> Self {

@@ -211,6 +211,23 @@ impl PromptFold {
         Some(self.end(index, false))
     }
 
+    /// The samples that have not ended.
+    pub fn unfinished(&self) -> impl Iterator<Item = u32> {
+        (0..).zip(&self.samples).filter(|(_, sample)| !sample.ended).map(|(index, _)| index)
+    }
+
+    /// Ends the samples that have not ended. Gives the last delta of each.
+    pub fn abort(&mut self) -> Vec<Delta> {
+        let unfinished: Vec<u32> = self.unfinished().collect();
+        let end = |index: u32| {
+            let sample = &mut self.samples[index as usize];
+            let stopped = sample.finish_text();
+            sample.pending.finish = Some(stopped.map_or(Finish::aborted(), |end| end.finish(&self.options)));
+            sample.end(self.options.named_tool)
+        };
+        unfinished.into_iter().map(end).collect()
+    }
+
     /// The last delta of a sample. `early`: the engine does not know yet that it has ended.
     fn end(&mut self, index: u32, early: bool) -> Delta {
         let delta = self.samples[index as usize].end(self.options.named_tool);

@@ -1,6 +1,7 @@
 //! A request, from the door to the intake.
 
 use crate::body::fields::{null_as_default, typed_fields};
+use crate::id::random_hex;
 use crate::prompt::Prompt;
 use pagetide_base::error::ApiError;
 use pagetide_base::sampling::params::SamplingParams;
@@ -81,6 +82,8 @@ impl PromptRequest {
 /// checked at the intake.
 #[derive(Debug)]
 pub struct ApiRequest {
+    /// What the answer's id ends with.
+    pub id: String,
     /// At least one. Only completions and embeddings have several.
     pub prompts: Vec<Prompt>,
     /// What is asked of each prompt; its own prompt is empty. `core.n` are the samples that the engine makes.
@@ -96,7 +99,7 @@ impl ApiRequest {
     /// All samples of each prompt are answers, in plain text and not streamed. This is the only place that names all
     /// fields: others use struct update.
     pub fn new(prompts: Vec<Prompt>, each: PromptRequest) -> Self {
-        Self { prompts, n: each.core.n, each, answer: AnswerOptions::default(), stream: None }
+        Self { id: random_hex(), prompts, n: each.core.n, each, answer: AnswerOptions::default(), stream: None }
     }
 
     /// What is submitted for one of [`ApiRequest::prompts`].
@@ -150,6 +153,8 @@ pub struct AnswerOptions {
     /// `max_tokens` was 0: the token that the engine must sample is dropped.
     pub prompt_only: bool,
     pub return_token_ids: bool,
+    /// Log-probabilities name tokens by their ids.
+    pub tokens_as_ids: bool,
     /// Bytes of a KV block, where usage says what memory pressure has cost.
     pub kv_block_bytes: Option<usize>,
     /// The stream says when it pauses.
