@@ -45,8 +45,16 @@ pub struct Chat {
 impl Chat {
     /// The checked request.
     pub fn into_request(self, model: &ModelInfo) -> Result<ApiRequest, ApiError> {
+        self.into_batch(Vec::new(), model)
+    }
+
+    /// The checked request, with `others` as further conversations of which the same is asked.
+    pub fn into_batch(self, others: Vec<Vec<Value>>, model: &ModelInfo) -> Result<ApiRequest, ApiError> {
         let Self { names, messages, template, mut tools, sampling, memory, .. } = self;
-        let prompt = template.prompt(messages, tools.take_shown());
+        let shown = tools.take_shown();
+        let others = others.into_iter().map(|messages| Prompt::Chat(template.prompt(messages, shown.clone())));
+        let others: Vec<Prompt> = others.collect();
+        let prompt = template.prompt(messages, shown);
         let mut params = sampling.params(model)?;
         let mut answer = sampling.answer(&params, &names)?;
         answer.kv_block_bytes = memory.usage_block_bytes(model);
@@ -67,7 +75,8 @@ impl Chat {
         answer.chat = Some(reading);
         params.logprobs = answer.logprobs;
         let each = PromptRequest { names, grammar, ..PromptRequest::without_prompt(params) };
-        sampling.into_request(vec![Prompt::Chat(prompt)], each, answer, &memory, model)
+        let prompts = std::iter::once(Prompt::Chat(prompt)).chain(others).collect();
+        sampling.into_request(prompts, each, answer, &memory, model)
     }
 }
 

@@ -1,8 +1,12 @@
 //! Fields that several APIs have, and how they are checked.
 
 pub mod beams;
+pub mod encoding;
 pub mod memory;
 pub mod model;
+pub mod pooling;
+pub mod request_id;
 pub mod sampling;
 pub mod shared;
 pub mod structured;
+pub mod unsupported;

@@ -15,6 +15,7 @@ pub mod event;
 pub mod events;
 pub mod fields;
 pub mod fold;
+pub mod id;
 pub mod items;
 pub mod live_server;
 pub mod model_info;
@@ -24,6 +25,7 @@ pub mod prompt;
 pub mod request;
 pub mod responses;
 pub mod usage;
+pub mod vllm;
 
 /// Any JSON object. The derive of `ToSchema` knows it by this name.
 type Object = serde_json::Map<String, serde_json::Value>;

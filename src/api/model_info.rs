@@ -92,6 +92,16 @@ impl ModelInfo {
         }
     }
 
+    /// What the tokenizer's configuration says of special tokens and of chats.
+    pub fn tokenizer_info(&self) -> Map<String, Value> {
+        let mut info = self.special_tokens();
+        info.insert("model_max_length".into(), self.max_model_len.into());
+        info.insert("vocab_size".into(), self.vocab_size.into());
+        info.insert("eos_token_ids".into(), self.eos_token_ids.as_slice().into());
+        info.insert("chat_template".into(), self.chat_template.as_ref().map(ChatTemplate::source).into());
+        info
+    }
+
     /// `bos_token` and the like, as templates know them.
     fn special_tokens(&self) -> Map<String, Value> {
         let SpecialTokens { bos, eos, pad, unk } = self.tokenizer.special_tokens();

@@ -2,7 +2,7 @@
 //! [`ApiRequest`] out; text in, JSON out.
 //!
 //! `null` means "not given", and unknown fields are ignored. Fields that would change the answer and are not supported
-//! are refused (`unsupported`).
+//! are refused ([`unsupported`](crate::fields::unsupported)).
 
 pub mod accepted;
 pub mod chat;
@@ -15,7 +15,6 @@ pub mod response;
 pub mod stream;
 pub mod tokenize;
 pub mod tools;
-pub mod unsupported;
 
 use crate::body::read_value;
 use crate::model_info::ModelInfo;

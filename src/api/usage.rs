@@ -14,6 +14,8 @@ pub struct Usage {
     pub total_tokens: usize,
     pub prompt_tokens_details: PromptTokensDetails,
     pub completion_tokens_details: CompletionTokensDetails,
+    /// As in completion_tokens_details.
+    pub reasoning_tokens: usize,
     /// With include_kv_usage: what memory pressure has cost the request, all its answers together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv: Option<KvUsage>,
@@ -93,6 +95,7 @@ impl Usage {
             total_tokens: prompt_tokens + completion_tokens,
             prompt_tokens_details: PromptTokensDetails { cached_tokens },
             completion_tokens_details: CompletionTokensDetails::default(),
+            reasoning_tokens: 0,
             kv: None,
         }
     }
@@ -111,6 +114,7 @@ impl Usage {
 
     pub fn with_reasoning(mut self, reasoning_tokens: usize) -> Self {
         self.completion_tokens_details.reasoning_tokens = reasoning_tokens;
+        self.reasoning_tokens = reasoning_tokens;
         self
     }
 

@@ -10,7 +10,7 @@ use super::roofline::Roofline;
 use super::samples::MemorySampler;
 use super::workload::{WorkItem, WorkloadArgs, parse_positive, poisson_arrivals};
 use clap::Args;
-use pagetide_api::openai::response::new_id;
+use pagetide_api::id::new_id;
 use pagetide_base::error::StartError;
 use pagetide_config::layers::Origin;
 use pagetide_config::{Config, ServerConfig};

@@ -15,7 +15,7 @@ use futures_util::future::LocalBoxFuture;
 use futures_util::{StreamExt, stream};
 use pagetide_actors::runtime::RuntimeHandle;
 use pagetide_actors::workers::Weight;
-use pagetide_api::body::{self, BodyFields, Bounds, ParsedBody};
+use pagetide_api::body::{self, BodyFields, Bounds, FieldSource, ParsedBody};
 use pagetide_api::model_info::ModelInfo;
 use pagetide_base::budget::Budget;
 use pagetide_base::error::ApiError;
@@ -148,7 +148,29 @@ fn unreadable(error: &PayloadError, server: &ServerConfig) -> ApiError {
     ApiError::bad_request(format!("the request body cannot be read: {error}"))
 }
 
+/// Whether a body has fields of these names.
+#[derive(Debug, Default)]
+struct FieldsNamed(Vec<String>);
+
+impl BodyFields for FieldsNamed {
+    fn read<S: FieldSource>(&mut self, name: &str, _: &mut S) -> Result<bool, S::Error> {
+        self.0.push(name.to_owned());
+        Ok(false)
+    }
+
+    fn add_names(_: &mut Vec<&'static str>) {}
+}
+
 impl Body {
+    /// Which of `names` the body has as fields.
+    pub fn names<const N: usize>(&self, names: &[&str; N]) -> Result<[bool; N], ApiError> {
+        let (bytes, _) = self.0.as_ref().map_err(Clone::clone)?;
+        let bounds = Bounds { max_values: 0, max_prompts: 0 };
+        let ParsedBody { body: FieldsNamed(given), problems } = body::read(bytes, bounds)?;
+        problems.check_object()?;
+        Ok(names.map(|name| given.iter().any(|other| other == name)))
+    }
+
     /// Parses the body and makes what the endpoint works on of it with `parse`: a small body on this thread, a large
     /// body on a text thread.
     pub async fn parse<B: BodyFields, T: Send + 'static>(

@@ -16,6 +16,7 @@ pub mod console;
 pub mod cors;
 pub mod error;
 pub mod limits;
+pub mod load_metrics;
 pub mod openapi;
 pub mod paths;
 pub mod routes;

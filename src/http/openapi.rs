@@ -63,4 +63,6 @@ const ABOUT: &str = "An OpenAI-compatible API with vLLM's extensions. In a reque
 and fields that are not named here are ignored. An error has OpenAI's shape, and `param` names the field at fault.";
 
 #[cfg(test)]
+mod peers;
+#[cfg(test)]
 mod tests;

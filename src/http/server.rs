@@ -8,6 +8,7 @@ use crate::connection::Connection;
 use crate::console::Feed;
 use crate::cors::cors;
 use crate::error::error_response;
+use crate::load_metrics::{ReportFormat, add_report};
 use crate::openapi;
 use crate::routes::{
     OpenApiText, access_to, configure, format_of, is_open_to_all_ports, is_private, matched_path, paths_of,
@@ -16,15 +17,15 @@ use crate::timeouts::{end_stalled_connections, timed_body};
 use crate::tls::Certificate;
 use actix_web::body::MessageBody;
 use actix_web::dev::{Server, ServerHandle, ServiceRequest, ServiceResponse};
-use actix_web::http::ConnectionType;
 use actix_web::http::header::{HeaderMap, HeaderName, HeaderValue};
+use actix_web::http::{ConnectionType, Method};
 use actix_web::middleware::{Compress, Next, from_fn};
 use actix_web::web::Data;
 use actix_web::{App, Error, HttpMessage, HttpServer};
 use pagetide_actors::live_settings::LiveSettings;
 use pagetide_actors::runtime::RuntimeHandle;
+use pagetide_api::id::new_id;
 use pagetide_api::live_server::LiveServer;
-use pagetide_api::openai::response::new_id;
 use pagetide_api::openapi::PathAccess;
 use pagetide_base::error::{ApiError, StartError};
 use pagetide_config::{Config, ServerConfig, Surface};
@@ -284,6 +285,7 @@ async fn around(
     let closing = Closing::new(account.clone(), connection.as_ref().map(Connection::begin_request));
     request.extensions_mut().insert(account.clone());
     let handle: Data<RuntimeHandle> = request.app_data::<Data<RuntimeHandle>>().expect("every app has one").clone();
+    let report = ReportFormat::asked(request.headers()).filter(|_| request.method() == Method::POST);
     let format = format_of(&surfaces, request.path(), request.headers());
     // Only the request tells. actix-http reuses the heads of answers and leaves the HTTP version of the previous answer
     // in them, so every head that was once used for HTTP/1.0 would seem to end its connection.
@@ -297,6 +299,9 @@ async fn around(
     let head = answer.response_mut().head_mut();
     head.headers_mut().insert(REQUEST_ID, id.clone());
     account.answered(path, status, head.headers_mut());
+    if let Some(report) = report.filter(|_| status == 200) {
+        add_report(report, &handle, head.headers_mut()).await;
+    }
     // The next request needs another connection: the rest of a body that was given up may still come on this one.
     let is_servers_last = handle.is_draining() || status == 408;
     if is_servers_last {

@@ -6,14 +6,17 @@ use crate::body::{self, Body};
 use crate::error::HttpError;
 use crate::stream::EventBody;
 use actix_web::dev::Payload;
+use actix_web::http::header::ContentType;
 use actix_web::web::Data;
 use actix_web::{FromRequest, HttpMessage, HttpRequest, HttpResponse};
-use pagetide_actors::generation;
+use pagetide_actors::generation::{self, Generation};
 use pagetide_actors::messages::Caller;
 use pagetide_actors::runtime::RuntimeHandle;
 use pagetide_api::body::{BodyFields, ParsedBody};
+use pagetide_api::fold::{AnsweredPrompt, engine_stopped};
 use pagetide_api::model_info::ModelInfo;
 use pagetide_api::openai::Endpoint;
+use pagetide_api::openai::embeddings::{EmbeddingAnswer, EmbeddingRequest};
 use pagetide_api::openai::stream::Chunks;
 use pagetide_api::request::ApiRequest;
 use pagetide_base::budget::Budget;
@@ -76,6 +79,35 @@ pub async fn generate(
     }
     let chunks = Chunks::new(endpoint, &request, handle.model());
     Ok(EventBody::start(handle, request, chunks).await?.into_response())
+}
+
+/// The prompts of a request for embeddings, each with its embedding.
+pub async fn embed(handle: &RuntimeHandle, request: &mut ApiRequest) -> Result<Vec<AnsweredPrompt>, ApiError> {
+    let mut generation = Generation::start(handle, request).await?;
+    generation.finish(drop).await?;
+    let prompts = generation.into_answers().into_prompts();
+    match prompts.iter().all(|prompt| prompt.facts.embedding.is_some()) {
+        true => Ok(prompts),
+        false => Err(engine_stopped()),
+    }
+}
+
+/// Answers a request for embeddings.
+pub async fn answer_embeddings(handle: &RuntimeHandle, asked: EmbeddingRequest) -> Result<HttpResponse, HttpError> {
+    let EmbeddingRequest { mut request, format } = asked;
+    let num_values = request.prompts.len() * handle.model().embedding_size as usize;
+    let prompts = embed(handle, &mut request).await?;
+    match format.answer(prompts, handle.model()) {
+        EmbeddingAnswer::Json(list) => body::answer(handle, list, num_values).await,
+        EmbeddingAnswer::Bytes { body, metadata } => {
+            let mut answer = HttpResponse::Ok();
+            answer.content_type(ContentType::octet_stream());
+            if let Some(metadata) = metadata {
+                answer.insert_header(("metadata", metadata));
+            }
+            Ok(answer.body(body))
+        }
+    }
 }
 
 /// Makes an answer, and says how many tokens were converted for it.

@@ -21,3 +21,4 @@ mod timeouts;
 mod tls;
 mod tools;
 mod transport;
+mod vllm;

@@ -3,7 +3,7 @@
 use crate::delta::{Delta, Finish, StopReason};
 use crate::items::{AnswerItem, AnswerItems, ItemChange};
 use crate::model_info::ModelInfo;
-use crate::openai::response::random_hex;
+use crate::request::ApiRequest;
 use crate::usage::Usage;
 use serde_json::{Map, Value, json};
 
@@ -15,8 +15,8 @@ pub struct MessageAnswer {
 }
 
 impl MessageAnswer {
-    pub fn new(model: &ModelInfo) -> Self {
-        let id = format!("msg_{}", random_hex());
+    pub fn new(request: &ApiRequest, model: &ModelInfo) -> Self {
+        let id = format!("msg_{}", request.id);
         Self { id, model: model.served_name.clone(), items: AnswerItems::default(), finish: None }
     }
 

@@ -3,7 +3,7 @@
 use super::messages::{self, text_blocks};
 use crate::Object;
 use crate::body::fields::{FieldSource, typed_fields};
-use crate::body::refused::{Refused, RefusedTable};
+use crate::body::refused::{Refused, RefusedField, RefusedTable, refuse};
 use crate::body::{BodyFields, FieldProblems, ParsedBody, body, body_fields};
 use crate::chat::Chat;
 use crate::chat::tools::{AskedTool, CallableFunction, FunctionPath, Tools, shown_tool};
@@ -11,6 +11,7 @@ use crate::checks::{in_range, object, optional_string, string, wrong_type};
 use crate::fields::model::ModelField;
 use crate::fields::sampling::max_tokens;
 use crate::fields::shared::SharedFields;
+use crate::fields::unsupported::UnsupportedFields;
 use crate::model_info::ModelInfo;
 use crate::request::{ApiRequest, FieldNames};
 use pagetide_base::error::ApiError;
@@ -26,12 +27,8 @@ const MIN_THINKING_TOKENS: i64 = 1024;
 pub struct UnsupportedInMessages;
 
 impl RefusedTable for UnsupportedInMessages {
-    const FIELDS: &'static [(&'static str, &'static str)] =
-        &[("container", "containers"), ("mcp_servers", "servers of tools")];
-
-    fn asks(_: &str, value: &Value) -> bool {
-        !value.is_null() && *value != json!([])
-    }
+    const FIELDS: &'static [RefusedField] =
+        &[refuse("container", "containers"), refuse("mcp_servers", "servers of tools")];
 
     fn message(name: &str, what: &str) -> String {
         format!("{name} is not supported: this server runs no {what}")
@@ -142,6 +139,7 @@ body! {
         model: ModelField,
         shared: SharedFields,
         refused: Refused<UnsupportedInMessages>,
+        of_peers: Refused<UnsupportedFields>,
     }
 }
 
@@ -166,6 +164,7 @@ pub fn message(
 ) -> Result<ApiRequest, ApiError> {
     problems.check_object()?;
     body.refused.check()?;
+    body.of_peers.check()?;
     problems.check()?;
     if body.own.max_tokens.is_none() {
         return Err(ApiError::invalid("max_tokens", "max_tokens is required"));
@@ -214,7 +213,7 @@ fn chat(body: MessagesBody, problems: &FieldProblems, model: &ModelInfo) -> Resu
         tools,
         max_tokens: fields.max_tokens.map(|given| max_tokens(names.max_tokens, given, 1)).transpose()?,
         logprobs: None,
-        grammar: structured.check_with(format, &sampling)?,
+        grammar: structured.check_with(format, &sampling, model)?,
         echo: false,
         include_reasoning: true,
         sampling,

@@ -151,7 +151,37 @@ macro_rules! typed_fields {
 }
 pub(crate) use typed_fields;
 
-typed_fields!(i64, f64, bool, String, Vec<i64>, Vec<String>, Vec<Map<String, Value>>);
+typed_fields!(String, Vec<i64>, Vec<String>, Vec<Map<String, Value>>);
+
+// Numbers and booleans may come as strings, and booleans as 0 and 1, as pydantic reads them for vLLM and SGLang.
+impl FromJson for i64 {
+    fn from_json(value: Value) -> Result<Self, WrongType> {
+        let written = value.as_str().and_then(|text| text.trim().parse().ok());
+        written.map_or_else(|| typed(value), Ok)
+    }
+}
+
+impl FromJson for f64 {
+    fn from_json(value: Value) -> Result<Self, WrongType> {
+        let written = value.as_str().and_then(|text| text.trim().parse().ok());
+        written.filter(|number: &f64| number.is_finite()).map_or_else(|| typed(value), Ok)
+    }
+}
+
+impl FromJson for bool {
+    fn from_json(value: Value) -> Result<Self, WrongType> {
+        let written = match &value {
+            Value::Number(number) => number.as_u64().filter(|number| *number < 2).map(|number| number == 1),
+            Value::String(text) => match text.to_ascii_lowercase().as_str() {
+                "true" | "t" | "yes" | "y" | "on" | "1" => Some(true),
+                "false" | "f" | "no" | "n" | "off" | "0" => Some(false),
+                _ => None,
+            },
+            _ => None,
+        };
+        written.map_or_else(|| typed(value), Ok)
+    }
+}
 
 /// A value that has another type than its field.
 #[derive(Debug)]
@@ -292,6 +322,20 @@ impl BodyFields for AnyFields {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn numbers_and_booleans_may_be_strings() {
+        assert_eq!(i64::from_json(json!(" -12 ")).unwrap(), -12);
+        assert_eq!(f64::from_json(json!("0.5")).unwrap(), 0.5);
+        for (given, read) in [(json!("True"), true), (json!("off"), false), (json!(1), true), (json!("0"), false)] {
+            assert_eq!(bool::from_json(given).unwrap(), read);
+        }
+        for wrong in [json!("two"), json!("1.5"), json!(""), json!([1])] {
+            assert!(i64::from_json(wrong).is_err());
+        }
+        assert!(f64::from_json(json!("nan")).is_err() && f64::from_json(json!("inf")).is_err());
+        assert!(bool::from_json(json!(2)).is_err() && bool::from_json(json!("maybe")).is_err());
+    }
 
     #[test]
     fn a_whole_number_may_be_written_as_a_float() {

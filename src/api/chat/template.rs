@@ -101,15 +101,15 @@ impl TemplateFields {
 
 impl TemplateSettings {
     /// The prompt that these messages become.
-    pub fn prompt(self, messages: Vec<Value>, tools: Option<Value>) -> ChatPrompt {
+    pub fn prompt(&self, messages: Vec<Value>, tools: Option<Value>) -> ChatPrompt {
         ChatPrompt {
             messages,
             tools,
             add_generation_prompt: self.add_generation_prompt,
             continue_final_message: self.continue_final_message,
             add_special_tokens: self.add_special_tokens,
-            kwargs: self.kwargs,
-            template: self.template,
+            kwargs: self.kwargs.clone(),
+            template: self.template.clone(),
         }
     }
 }

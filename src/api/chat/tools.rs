@@ -4,8 +4,9 @@ use crate::checks::shown;
 use crate::model_info::ModelInfo;
 use pagetide_base::error::ApiError;
 use pagetide_text::chat_output::{ToolFormat, grammar};
-use pagetide_text::grammar::{GrammarRequest, GrammarSpec};
+use pagetide_text::grammar::{GrammarRequest, GrammarSpec, close_objects};
 use serde_json::{Map, Value, json};
+use std::borrow::Cow;
 
 /// Characters of a function's name: Anthropic's limit, OpenAI's is 64.
 const MAX_NAME_CHARS: usize = 128;
@@ -28,6 +29,8 @@ pub struct CallableFunction {
     name: String,
     /// JSON schema of its arguments, an object.
     parameters: Value,
+    /// Its objects have no properties but those that the schema names, whatever the server's setting is.
+    is_strict: bool,
 }
 
 /// Where a function stands in the client's body.
@@ -148,9 +151,18 @@ impl Tools {
         if !matches!(self.choice, ToolChoice::Required | ToolChoice::Named) {
             return Ok(None);
         }
-        let functions = self.functions.iter().map(|function| grammar::Function {
+        let closes_objects = model.server.get().closes_objects();
+        let parameters = self.functions.iter().map(|function| {
+            let mut schema = Cow::Borrowed(&function.parameters);
+            if closes_objects || function.is_strict {
+                close_objects(schema.to_mut());
+            }
+            schema
+        });
+        let parameters: Vec<Cow<'_, Value>> = parameters.collect();
+        let functions = self.functions.iter().zip(&parameters).map(|(function, parameters)| grammar::Function {
             name: &function.name,
-            parameters: &function.parameters,
+            parameters,
             param: function.path.parameters.clone(),
         });
         let functions: Vec<_> = functions.collect();
@@ -212,7 +224,8 @@ impl CallableFunction {
             Some(other) => return wrong(schema_path, "a JSON schema of an object", Some(other)),
         };
         let name = name.to_owned();
-        Ok(Self { path, name, parameters })
+        let is_strict = fields.get("strict") == Some(&Value::Bool(true));
+        Ok(Self { path, name, parameters, is_strict })
     }
 }
 

@@ -116,6 +116,9 @@ body_fields! {
         /// The answer says the token ids of prompt and output.
         #[schema(default = false)]
         pub return_token_ids: bool,
+        /// Log-probabilities name tokens by their ids, as token_id:5.
+        #[schema(default = false)]
+        pub return_tokens_as_token_ids: bool,
         /// Lower goes first, where the server schedules by priority.
         #[schema(minimum = -2147483648, maximum = 2147483647, default = 0)]
         pub priority: Option<i64>,
@@ -218,24 +221,8 @@ impl SamplingFields {
         in_range("n", self.n.unwrap_or(1), 1..=MAX_N).map(|n| n as u32)
     }
 
-    pub fn priority(&self) -> Result<i32, ApiError> {
-        let range = i64::from(i32::MIN)..=i64::from(i32::MAX);
-        in_range("priority", self.priority.unwrap_or(0), range).map(|priority| priority as i32)
-    }
-
     pub fn seed(&self) -> Option<u64> {
         self.seed.map(|seed| seed as u64)
-    }
-
-    pub fn cache_salt(&mut self) -> Result<Option<String>, ApiError> {
-        let length = self.cache_salt.as_ref().map(|salt| salt.chars().count());
-        match length {
-            Some(length) if !(1..=MAX_CACHE_SALT).contains(&length) => Err(ApiError::invalid(
-                "cache_salt",
-                format!("cache_salt must have 1 to {MAX_CACHE_SALT} characters, got {length}"),
-            )),
-            _ => Ok(self.cache_salt.take()),
-        }
     }
 
     /// Whether the answer is a stream that says when it pauses.
@@ -274,6 +261,7 @@ impl SamplingFields {
             },
             prompt_logprobs: params.prompt_logprobs,
             return_token_ids: self.return_token_ids,
+            tokens_as_ids: self.return_tokens_as_token_ids,
             ..AnswerOptions::default()
         })
     }
@@ -288,34 +276,20 @@ impl SamplingFields {
         model: &ModelInfo,
     ) -> Result<ApiRequest, ApiError> {
         let (n, best_of) = (self.n()?, self.best_of()?);
-        let stream = self.stream(memory.include_kv_usage == Some(true))?;
+        let with_usage = memory.include_kv_usage == Some(true) || model.server.get().force_include_usage;
+        let stream = self.stream(with_usage)?;
         let mut core = each.core;
         let params = Arc::make_mut(&mut core.params);
         self.search(params, &answer)?;
         self.check_streamed_prompt_logprobs()?;
         core.n = if params.beam.is_some() { n } else { best_of };
-        core.priority = self.priority()?;
-        core.cache_salt = self.cache_salt()?;
+        core.priority = priority(self.priority)?;
+        core.cache_salt = cache_salt(self.cache_salt.take())?;
         core.terms = memory.terms()?;
-        let (ignore_eos, seed, truncation) = (self.ignore_eos, self.seed(), self.truncation(model)?);
+        let (ignore_eos, seed) = (self.ignore_eos, self.seed());
+        let truncation = truncation(self.truncate_prompt_tokens, self.truncation_side.as_deref(), model)?;
         let each = PromptRequest { ignore_eos, seed, truncation, core, ..each };
         Ok(ApiRequest { n, answer, stream, ..ApiRequest::new(prompts, each) })
-    }
-
-    pub fn truncation(&self, model: &ModelInfo) -> Result<Option<Truncation>, ApiError> {
-        one_of("truncation_side", self.truncation_side.as_deref(), &["left", "right"])?;
-        let side = self.truncation_side.as_deref().map(|side| if side == "left" { Side::Left } else { Side::Right });
-        let keep = match self.truncate_prompt_tokens {
-            None => return Ok(None),
-            Some(-1) => None,
-            Some(tokens) if (1..=i64::from(model.max_model_len)).contains(&tokens) => Some(tokens as u32),
-            Some(other) => {
-                let most = model.max_model_len;
-                let message = format!("truncate_prompt_tokens must be in [1, {most}] or -1, got {other}");
-                return Err(ApiError::invalid("truncate_prompt_tokens", message));
-            }
-        };
-        Ok(Some(Truncation { keep, side }))
     }
 
     /// `None`: not given; `Some(0)`: off, also written -1.
@@ -434,4 +408,38 @@ pub fn check_min_tokens(params: &SamplingParams, names: &FieldNames) -> Result<(
         return Err(ApiError::invalid("min_tokens", message));
     }
     Ok(())
+}
+/// The field `priority`.
+pub fn priority(given: Option<i64>) -> Result<i32, ApiError> {
+    let range = i64::from(i32::MIN)..=i64::from(i32::MAX);
+    in_range("priority", given.unwrap_or(0), range).map(|priority| priority as i32)
+}
+
+/// The field `cache_salt`.
+pub fn cache_salt(given: Option<String>) -> Result<Option<String>, ApiError> {
+    let length = given.as_ref().map(|salt| salt.chars().count());
+    match length {
+        Some(length) if !(1..=MAX_CACHE_SALT).contains(&length) => Err(ApiError::invalid(
+            "cache_salt",
+            format!("cache_salt must have 1 to {MAX_CACHE_SALT} characters, got {length}"),
+        )),
+        _ => Ok(given),
+    }
+}
+
+/// The fields `truncate_prompt_tokens` and `truncation_side`.
+pub fn truncation(keep: Option<i64>, side: Option<&str>, model: &ModelInfo) -> Result<Option<Truncation>, ApiError> {
+    one_of("truncation_side", side, &["left", "right"])?;
+    let side = side.map(|side| if side == "left" { Side::Left } else { Side::Right });
+    let keep = match keep {
+        None => return Ok(None),
+        Some(-1) => None,
+        Some(tokens) if (1..=i64::from(model.max_model_len)).contains(&tokens) => Some(tokens as u32),
+        Some(other) => {
+            let most = model.max_model_len;
+            let message = format!("truncate_prompt_tokens must be in [1, {most}] or -1, got {other}");
+            return Err(ApiError::invalid("truncate_prompt_tokens", message));
+        }
+    };
+    Ok(Some(Truncation { keep, side }))
 }

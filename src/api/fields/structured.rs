@@ -5,6 +5,7 @@
 use super::sampling::SamplingFields;
 use crate::body::body_fields;
 use crate::checks::shown;
+use crate::model_info::ModelInfo;
 use pagetide_base::error::ApiError;
 use pagetide_text::grammar::{GrammarRequest, GrammarSpec, Whitespace, check_regex, close_objects};
 use serde_json::Value;
@@ -76,7 +77,8 @@ struct NamedSchema {
     /// The JSON schema.
     #[schema(value_type = Object)]
     schema: Value,
-    /// The schema is kept to either way.
+    /// Objects have no properties but those that the schema names, even where server.schema_objects = "open". The
+    /// schema is kept to either way.
     strict: Option<bool>,
 }
 
@@ -112,8 +114,8 @@ enum SchemaOrText {
 
 impl StructuredFields {
     /// What the body demands of the output's text.
-    pub fn check(&self, sampling: &SamplingFields) -> Result<Option<GrammarRequest>, ApiError> {
-        self.check_with(response_format(self.response_format.as_ref())?, sampling)
+    pub fn check(&self, sampling: &SamplingFields, model: &ModelInfo) -> Result<Option<GrammarRequest>, ApiError> {
+        self.check_with(response_format(self.response_format.as_ref())?, sampling, model)
     }
 
     /// The same, with the answer's `format` as another API says it.
@@ -121,10 +123,11 @@ impl StructuredFields {
         &self,
         format: Option<GrammarRequest>,
         sampling: &SamplingFields,
+        model: &ModelInfo,
     ) -> Result<Option<GrammarRequest>, ApiError> {
         let outputs = structured_outputs(self.structured_outputs.as_ref())?;
         let mut given = [format, outputs, self.guided()?, self.of_peers()?].into_iter().flatten();
-        let Some(first) = given.next() else { return Ok(None) };
+        let Some(mut first) = given.next() else { return Ok(None) };
         if let Some(second) = given.next() {
             return Err(exclusive(&second.param, &first.param));
         }
@@ -133,6 +136,11 @@ impl StructuredFields {
         }
         if sampling.allowed_token_ids.is_some() {
             return Err(exclusive("allowed_token_ids", &first.param));
+        }
+        if let GrammarSpec::JsonSchema(schema) = &mut first.spec
+            && model.server.get().closes_objects()
+        {
+            close_objects(schema);
         }
         Ok(Some(first))
     }
@@ -231,8 +239,8 @@ fn structural_tag(param: &str) -> ApiError {
     ApiError::invalid(param, message)
 }
 
-/// A schema with its name, at `path`. `strict: false` restricts the output as `true` does: the schema says what the
-/// client wants either way.
+/// A schema with its name, at `path`. `strict: true` closes its objects, whatever the server's setting is. Without it
+/// the output keeps to the schema too.
 pub fn json_schema(path: &str, given: &Value) -> Result<GrammarRequest, ApiError> {
     if !given.get("name").is_some_and(Value::is_string) {
         return Err(wrong(&format!("{path}.name"), "a string", given.get("name")));
@@ -247,7 +255,11 @@ pub fn json_schema(path: &str, given: &Value) -> Result<GrammarRequest, ApiError
     }
     let param = format!("{path}.schema");
     let schema = given_field(given, "schema").ok_or_else(|| wrong(&param, "a JSON schema", None))?;
-    Ok(GrammarRequest::new(GrammarSpec::JsonSchema(schema.clone()), param))
+    let mut schema = schema.clone();
+    if given.get("strict") == Some(&Value::Bool(true)) {
+        close_objects(&mut schema);
+    }
+    Ok(GrammarRequest::new(GrammarSpec::JsonSchema(schema), param))
 }
 
 /// vLLM's kinds of constraints and how each is read; its older fields have the same after `guided_`.

@@ -46,6 +46,7 @@ body_fields! {
 }
 
 words! {
+    /// OpenAI's queues.
     ServiceTier {
         Auto = "auto", Default = "default", Flex = "flex", Scale = "scale", Priority = "priority"
     }

@@ -2,7 +2,6 @@
 
 use super::accepted::{AcceptedChatFields, AcceptedFields};
 use super::tools::ToolFields;
-use super::unsupported::UnsupportedFields;
 use crate::body::refused::Refused;
 use crate::body::{ParsedBody, body, body_fields};
 use crate::chat::messages::CallArguments;
@@ -10,8 +9,10 @@ use crate::chat::{Chat, TemplateFields};
 use crate::checks::shown;
 use crate::fields::memory::MemoryFields;
 use crate::fields::model::ModelField;
+use crate::fields::request_id::RequestIdFields;
 use crate::fields::sampling::{SamplingFields, max_tokens, num_logprobs};
 use crate::fields::structured::StructuredFields;
+use crate::fields::unsupported::UnsupportedFields;
 use crate::model_info::ModelInfo;
 use crate::openapi::answers::{ChatCompletion, ChatCompletionChunk};
 use crate::openapi::{Operation, Tag};
@@ -64,6 +65,7 @@ body! {
         tools: ToolFields,
         memory: MemoryFields,
         structured: StructuredFields,
+        request_id: RequestIdFields,
         accepted: AcceptedFields,
         accepted_in_chats: AcceptedChatFields,
         refused: Refused<UnsupportedFields>,
@@ -123,6 +125,7 @@ pub fn describe() -> Operation {
         .fields::<SamplingFields>()
         .fields::<MemoryFields>()
         .fields::<StructuredFields>()
+        .fields::<RequestIdFields>()
         .fields::<AcceptedFields>()
         .fields::<AcceptedChatFields>()
         .requires(&["messages"])
@@ -131,16 +134,98 @@ pub fn describe() -> Operation {
         .generates()
 }
 
+body_fields! {
+    struct ConversationsField {
+        /// The conversations, each an array of messages.
+        #[schema(value_type = Option<Vec<Vec<Message>>>, min_items = 1)]
+        messages: Option<Vec<Value>>,
+    }
+}
+
+body! {
+    /// The body of vLLM's batch of chats.
+    pub struct BatchBody {
+        conversations: ConversationsField,
+        chat: ChatBody,
+    }
+}
+
+pub fn describe_batch() -> Operation {
+    Operation::new(Tag::Generation, "chat_completions_batch", "Answers several conversations at once")
+        .about("The answer has a choice for each conversation, in their order. There is no stream.")
+        .body("ChatCompletionBatchRequest")
+        .fields::<ConversationsField>()
+        .fields::<TemplateFields>()
+        .fields::<ToolFields>()
+        .fields::<ModelField>()
+        .fields::<ChatFields>()
+        .fields::<SamplingFields>()
+        .fields::<MemoryFields>()
+        .fields::<StructuredFields>()
+        .fields::<RequestIdFields>()
+        .fields::<AcceptedFields>()
+        .fields::<AcceptedChatFields>()
+        .requires(&["messages"])
+        .answers::<ChatCompletion>("The answers.")
+        .generates()
+}
+
 pub fn parse(ParsedBody { body, problems }: ParsedBody<ChatBody>, model: &ModelInfo) -> Result<ApiRequest, ApiError> {
     problems.check_object()?;
     body.model.check(&problems, model)?;
     body.refused.check()?;
     problems.check()?;
-    let ChatBody { messages, own, sampling, template, tools, memory, structured, .. } = body;
+    let mut body = body;
+    let messages = checked_messages(std::mem::take(&mut body.messages).given()?)?;
+    request(body, messages, Vec::new(), model)
+}
+
+/// A request with a prompt for each conversation.
+pub fn parse_batch(
+    ParsedBody { body, problems }: ParsedBody<BatchBody>,
+    model: &ModelInfo,
+) -> Result<ApiRequest, ApiError> {
+    problems.check_object()?;
+    let BatchBody { conversations, chat } = body;
+    chat.model.check(&problems, model)?;
+    chat.refused.check()?;
+    problems.check()?;
+    if chat.sampling.stream {
+        return Err(ApiError::invalid("stream", "stream is not supported for a batch"));
+    }
+    let conversations = conversations.messages.filter(|conversations| !conversations.is_empty());
+    let conversations = conversations
+        .ok_or_else(|| ApiError::invalid("messages", "messages must be an array of at least one conversation"))?;
+    let checked = conversations.into_iter().enumerate().map(|(i, conversation)| {
+        let param = format!("messages[{i}]");
+        match conversation {
+            Value::Array(messages) if !messages.is_empty() => checked_messages(messages).map_err(|error| {
+                let inner = error.param.as_deref().and_then(|inner| inner.strip_prefix("messages"));
+                let inner = inner.map(|inner| format!("{param}{inner}"));
+                ApiError { param: inner.or(error.param.clone()), ..error }
+            }),
+            other => {
+                let message = format!("{param} must be an array of at least one message, got {}", shown(&other));
+                Err(ApiError::invalid(param, message))
+            }
+        }
+    });
+    let mut checked = checked.collect::<Result<Vec<_>, _>>()?;
+    let first = checked.remove(0);
+    request(chat, first, checked, model)
+}
+
+/// `messages` and `others`: checked.
+fn request(
+    body: ChatBody,
+    messages: Vec<Value>,
+    others: Vec<Vec<Value>>,
+    model: &ModelInfo,
+) -> Result<ApiRequest, ApiError> {
+    let ChatBody { own, sampling, template, tools, memory, structured, request_id, .. } = body;
     body.accepted.check()?;
     body.accepted_in_chats.check()?;
     let tools = tools.check()?;
-    let given_messages = messages.given()?;
     let names = match own.max_completion_tokens {
         Some(_) => FieldNames { max_tokens: "max_completion_tokens", ..FieldNames::CHAT },
         None => FieldNames::CHAT,
@@ -153,18 +238,18 @@ pub fn parse(ParsedBody { body, problems }: ParsedBody<ChatBody>, model: &ModelI
     }
     let chat = Chat {
         template: template.check("reasoning_effort", model)?,
-        messages: checked_messages(given_messages)?,
+        messages,
         tools,
         max_tokens,
         logprobs: own.logprobs.then(|| top_logprobs.unwrap_or(0)),
-        grammar: structured.check(&sampling)?,
+        grammar: structured.check(&sampling, model)?,
         echo: own.echo,
         include_reasoning: own.include_reasoning.unwrap_or(true),
         sampling,
         memory,
         names: FieldNames::CHAT,
     };
-    chat.into_request(model)
+    request_id.name(chat.into_batch(others, model)?)
 }
 
 impl MessagesField {

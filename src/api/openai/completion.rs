@@ -1,7 +1,6 @@
 //! `POST /v1/completions`.
 
 use super::accepted::AcceptedFields;
-use super::unsupported::UnsupportedFields;
 use crate::body::fields::IdsField;
 use crate::body::ids::{Ids, OneOf};
 use crate::body::refused::Refused;
@@ -9,8 +8,10 @@ use crate::body::{ParsedBody, body, body_fields};
 use crate::checks::shown;
 use crate::fields::memory::MemoryFields;
 use crate::fields::model::ModelField;
+use crate::fields::request_id::RequestIdFields;
 use crate::fields::sampling::{SamplingFields, check_min_tokens, max_tokens, num_logprobs};
 use crate::fields::structured::StructuredFields;
+use crate::fields::unsupported::UnsupportedFields;
 use crate::model_info::ModelInfo;
 use crate::openapi::answers::TextCompletion;
 use crate::openapi::{Operation, Tag};
@@ -52,6 +53,7 @@ body! {
         sampling: SamplingFields,
         memory: MemoryFields,
         structured: StructuredFields,
+        request_id: RequestIdFields,
         accepted: AcceptedFields,
         refused: Refused<UnsupportedFields>,
     }
@@ -76,6 +78,7 @@ pub fn describe() -> Operation {
         .fields::<SamplingFields>()
         .fields::<MemoryFields>()
         .fields::<StructuredFields>()
+        .fields::<RequestIdFields>()
         .fields::<AcceptedFields>()
         .requires(&["prompt"])
         .answers::<TextCompletion>("The whole answer, or with stream its parts.")
@@ -92,7 +95,7 @@ pub fn parse(
     body.refused.check()?;
     problems.check()?;
     body.accepted.check()?;
-    let CompletionBody { own, sampling, memory, structured, .. } = body;
+    let CompletionBody { own, sampling, memory, structured, request_id, .. } = body;
     let names = FieldNames::COMPLETION;
     let prompts = prompts(names.prompt, own.prompt, own.add_special_tokens.unwrap_or(true), model.vocab_size)?;
     let mut params = sampling.params(model)?;
@@ -107,9 +110,9 @@ pub fn parse(
         // The echoed tokens have log-probabilities as the generated ones do.
         params.prompt_logprobs = answer.prompt_logprobs.max(answer.logprobs);
     }
-    let grammar = structured.check(&sampling)?;
+    let grammar = structured.check(&sampling, model)?;
     let each = PromptRequest { names, grammar, ..PromptRequest::without_prompt(params) };
-    sampling.into_request(prompts, each, answer, &memory, model)
+    request_id.name(sampling.into_request(prompts, each, answer, &memory, model)?)
 }
 
 /// The engine samples at least one token; for `max_tokens: 0` it is dropped.

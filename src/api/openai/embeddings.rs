@@ -1,70 +1,94 @@
-//! `POST /v1/embeddings`.
+//! `POST /v1/embeddings` and vLLM's `POST /pooling`.
 
 use super::accepted::AcceptedFields;
+use super::chat::{MessagesField, checked_messages};
 use super::completion;
-use super::response::{new_id, unix_time_s};
 use crate::body::fields::IdsField;
+use crate::body::refused::Refused;
 use crate::body::{ParsedBody, body, body_fields};
-use crate::checks::{in_range, shown};
+use crate::chat::TemplateFields;
+use crate::checks::one_of;
+use crate::fields::encoding::{EncodedNumbers, Encoding, EncodingFields, EncodingForm, normalize};
 use crate::fields::memory::MemoryFields;
 use crate::fields::model::ModelField;
+use crate::fields::pooling::PoolingFields;
+use crate::fields::request_id::RequestIdFields;
+use crate::fields::unsupported::UnsupportedFields;
 use crate::fold::AnsweredPrompt;
+use crate::id::unix_time_s;
 use crate::model_info::ModelInfo;
 use crate::openapi::{Operation, Tag};
-use crate::request::{ApiRequest, FieldNames, PromptRequest};
+use crate::prompt::Prompt;
+use crate::request::{ApiRequest, FieldNames};
 use crate::usage::KvUsage;
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
 use pagetide_base::error::ApiError;
-use pagetide_base::sampling::params::{Pooling, SamplingParams};
-use pagetide_text::truncation::Truncation;
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::json;
 use utoipa::ToSchema;
 
 body_fields! {
-    struct EmbeddingFields {
-        /// A text, token ids, or an array of either.
-        #[schema(value_type = completion::PromptForms)]
+    struct InputFields {
+        /// A text, token ids, or an array of either. Either this or messages.
+        #[schema(value_type = Option<completion::PromptForms>)]
         input: IdsField,
-        /// base64: of the numbers in little-endian float32.
-        #[schema(value_type = Option<Encoding>, default = "float")]
-        encoding_format: Option<Value>,
-        /// Numbers of an embedding: the model's own, no other is available.
-        dimensions: Option<i64>,
-        /// Which of the final hidden states are taken: the last token's, or the mean of all. Default: what the model's
-        /// authors recommend (1_Pooling/config.json), else last.
-        #[schema(value_type = Option<PoolingName>)]
-        pooling: Option<Value>,
-        /// Whether an embedding has length 1.
-        #[schema(default = true)]
-        normalize: Option<bool>,
-        /// Whether the tokenizer adds its special tokens to a text.
-        #[schema(default = true)]
+        /// Whether the tokenizer adds its special tokens. Default: to a text, but not to a chat.
         add_special_tokens: Option<bool>,
-        /// Keeps the last so many tokens of each input; -1: as many as the model has room for.
-        #[schema(minimum = -1)]
-        truncate_prompt_tokens: Option<i64>,
-        /// Lower goes first under the priority policy.
-        #[schema(default = 0)]
-        priority: Option<i64>,
+    }
+}
+
+body_fields! {
+    struct TaskField {
+        /// What is made of the final hidden states: one embedding of each input.
+        #[schema(value_type = Option<PoolingTask>)]
+        task: Option<String>,
     }
 }
 
 #[derive(ToSchema)]
 #[schema(rename_all = "snake_case")]
 #[allow(dead_code, reason = "only described")]
-enum Encoding {
-    Float,
-    Base64,
+enum PoolingTask {
+    Embed,
 }
 
-#[derive(ToSchema)]
-#[schema(rename_all = "snake_case")]
-#[allow(dead_code, reason = "only described")]
-enum PoolingName {
-    Last,
-    Mean,
+body! {
+    /// The body of a request for embeddings.
+    pub struct EmbeddingBody {
+        own: InputFields,
+        messages: MessagesField,
+        template: TemplateFields,
+        pooling: PoolingFields,
+        encoding: EncodingFields,
+        model: ModelField,
+        memory: MemoryFields,
+        request_id: RequestIdFields,
+        accepted: AcceptedFields,
+        refused: Refused<UnsupportedFields>,
+    }
+}
+
+body! {
+    /// The body of vLLM's `/pooling`.
+    pub struct PoolingBody {
+        task: TaskField,
+        embedding: EmbeddingBody,
+    }
+}
+
+/// A request for embeddings, and how they are written.
+#[derive(Debug)]
+pub struct EmbeddingRequest {
+    pub request: ApiRequest,
+    pub format: EmbeddingFormat,
+}
+
+#[derive(Clone, Debug)]
+pub struct EmbeddingFormat {
+    object: &'static str,
+    id: String,
+    normalize: bool,
+    encoding: Encoding,
+    kv_block_bytes: Option<usize>,
 }
 
 /// The answer.
@@ -74,22 +98,19 @@ pub struct EmbeddingList {
     object: &'static str,
     created: u64,
     model: String,
-    data: Vec<Embedding>,
+    data: Vec<EmbeddingObject>,
     usage: EmbeddingUsage,
 }
 
+/// One embedding: `embedding` of /v1/embeddings, `data` of /pooling.
 #[derive(Serialize, ToSchema)]
-struct Embedding {
+struct EmbeddingObject {
     object: &'static str,
     index: usize,
-    embedding: Numbers,
-}
-
-#[derive(Serialize, ToSchema)]
-#[serde(untagged)]
-enum Numbers {
-    Float(Vec<f32>),
-    Base64(String),
+    #[serde(skip_serializing_if = "Option::is_none")]
+    embedding: Option<EncodedNumbers>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    data: Option<EncodedNumbers>,
 }
 
 #[derive(Clone, Copy, Default, Serialize, ToSchema)]
@@ -101,152 +122,150 @@ struct EmbeddingUsage {
     kv: Option<KvUsage>,
 }
 
-body! {
-    /// The body of a request for embeddings.
-    pub struct EmbeddingBody {
-        own: EmbeddingFields,
-        model: ModelField,
-        memory: MemoryFields,
-        accepted: AcceptedFields,
-    }
+/// What is answered.
+pub enum EmbeddingAnswer {
+    Json(EmbeddingList),
+    Bytes {
+        body: Vec<u8>,
+        /// JSON that says where each embedding is.
+        metadata: Option<String>,
+    },
 }
 
-/// A request for embeddings, and how they are written.
-#[derive(Debug)]
-pub struct EmbeddingRequest {
-    pub request: ApiRequest,
-    pub format: EmbeddingFormat,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub struct EmbeddingFormat {
-    normalize: bool,
-    base64: bool,
-    kv_block_bytes: Option<usize>,
-}
-
-pub fn describe() -> Operation {
-    Operation::new(Tag::Text, "embeddings", "Embeddings of texts: the model's final hidden states, pooled")
-        .body("EmbeddingRequest")
-        .fields::<EmbeddingFields>()
+fn operation(id: &'static str, summary: &'static str, body: &'static str) -> Operation {
+    Operation::new(Tag::Text, id, summary)
+        .body(body)
+        .fields::<InputFields>()
+        .fields::<MessagesField>()
+        .fields::<TemplateFields>()
+        .fields::<PoolingFields>()
+        .fields::<EncodingFields>()
         .fields::<MemoryFields>()
-        .fields::<AcceptedFields>()
+        .fields::<RequestIdFields>()
         .fields::<ModelField>()
         .fields::<AcceptedFields>()
-        .requires(&["input"])
         .answers::<EmbeddingList>("An embedding of each input, in their order.")
         .generates()
 }
 
-pub fn parse(
+pub fn describe() -> Operation {
+    operation("embeddings", "Embeddings of texts: the model's final hidden states, pooled", "EmbeddingRequest")
+}
+
+pub fn describe_pooling() -> Operation {
+    operation("pooling", "Embeddings in the shape of vLLM's /pooling", "PoolingRequest").fields::<TaskField>()
+}
+
+pub fn parse(parsed: ParsedBody<EmbeddingBody>, model: &ModelInfo) -> Result<EmbeddingRequest, ApiError> {
+    parse_as("embedding", "embd", parsed, model)
+}
+
+pub fn parse_pooling(
+    ParsedBody { body, problems }: ParsedBody<PoolingBody>,
+    model: &ModelInfo,
+) -> Result<EmbeddingRequest, ApiError> {
+    problems.check_field("task")?;
+    one_of("task", body.task.task.as_deref(), &["embed"])?;
+    parse_as("pooling", "pool", ParsedBody { body: body.embedding, problems }, model)
+}
+
+/// `object`: what the answer calls an embedding. `prefix`: that of the answer's id.
+fn parse_as(
+    object: &'static str,
+    prefix: &str,
     ParsedBody { body, problems }: ParsedBody<EmbeddingBody>,
     model: &ModelInfo,
 ) -> Result<EmbeddingRequest, ApiError> {
     problems.check_object()?;
     body.model.check(&problems, model)?;
+    body.refused.check()?;
     problems.check()?;
     body.accepted.check()?;
-    let EmbeddingBody { own, memory, .. } = body;
-    let names = FieldNames::EMBEDDING;
-    let add_special_tokens = own.add_special_tokens.unwrap_or(true);
-    let prompts = completion::prompts(names.prompt, own.input, add_special_tokens, model.vocab_size)?;
-    if let Some(dimensions) = own.dimensions {
-        let size = i64::from(model.embedding_size);
-        in_range("dimensions", dimensions, size..=size)?;
-    }
-    let pooling = match one_of("pooling", &own.pooling, &["last", "mean"])? {
-        Some("last") => Pooling::Last,
-        Some(_) => Pooling::Mean,
-        None => model.pooling,
-    };
-    let keep = match own.truncate_prompt_tokens {
-        None => None,
-        Some(-1) => Some(model.max_model_len),
-        Some(keep) => Some(in_range("truncate_prompt_tokens", keep, 1..=model.max_model_len.into())? as u32),
-    };
-    let priority = i64::from(i32::MIN)..=i64::from(i32::MAX);
-    let params = SamplingParams { pooling: Some(pooling), max_tokens: 1, ..SamplingParams::default() };
-    let mut each = PromptRequest {
-        names,
-        truncation: keep.map(|keep| Truncation { keep: Some(keep), side: None }),
-        ignore_eos: true,
-        seed: Some(0),
-        ..PromptRequest::without_prompt(params)
-    };
-    each.core.priority = in_range("priority", own.priority.unwrap_or(0), priority)? as i32;
-    each.core.terms = memory.terms()?;
-    let format = EmbeddingFormat {
-        normalize: own.normalize.unwrap_or(true),
-        base64: one_of("encoding_format", &own.encoding_format, &["float", "base64"])? == Some("base64"),
-        kv_block_bytes: memory.usage_block_bytes(model),
-    };
-    Ok(EmbeddingRequest { request: ApiRequest::new(prompts, each), format })
-}
-
-impl EmbeddingList {
-    /// The answer. `prompts`: each with its embedding.
-    pub fn new(prompts: Vec<AnsweredPrompt>, format: EmbeddingFormat, model: &ModelInfo) -> Self {
-        let mut usage = EmbeddingUsage::default();
-        let mut data = Vec::with_capacity(prompts.len());
-        for (index, AnsweredPrompt { tokens, facts }) in prompts.into_iter().enumerate() {
-            usage.prompt_tokens += tokens.len();
-            if let Some(block_bytes) = format.kv_block_bytes {
-                usage.kv = Some(usage.kv.unwrap_or_default() + KvUsage::new(&facts.bill, block_bytes));
-            }
-            data.push(Embedding {
-                object: "embedding",
-                index,
-                embedding: format.numbers(facts.embedding.unwrap_or_default()),
-            });
+    let EmbeddingBody { own, messages, template, pooling, encoding, memory, request_id, .. } = body;
+    let is_chat = messages.messages.is_some();
+    let (prompts, names) = match own.input {
+        IdsField { ids: None, other: None } if is_chat => {
+            let add_special_tokens = own.add_special_tokens.unwrap_or(false);
+            // An embedding is of what has been said; no answer is to come.
+            let add_generation_prompt = template.add_generation_prompt.or(Some(false));
+            let template = TemplateFields { add_special_tokens, add_generation_prompt, ..template };
+            let settings = template.check("reasoning_effort", model)?;
+            let messages = checked_messages(messages.given()?)?;
+            (vec![Prompt::Chat(settings.prompt(messages, None))], FieldNames::CHAT)
         }
-        usage.total_tokens = usage.prompt_tokens;
-        let (id, created, model) = (new_id("embd"), unix_time_s(), model.served_name.clone());
-        Self { id, object: "list", created, model, data, usage }
-    }
+        _ if is_chat => return Err(ApiError::invalid("messages", "messages and input cannot be combined")),
+        input => {
+            let names = FieldNames::EMBEDDING;
+            let add_special_tokens = own.add_special_tokens.unwrap_or(true);
+            (completion::prompts(names.prompt, input, add_special_tokens, model.vocab_size)?, names)
+        }
+    };
+    let (normalize, encoding) = (pooling.normalize()?, encoding.check(model)?);
+    let each = pooling.request(names, &memory, model)?;
+    let request = request_id.name(ApiRequest::new(prompts, each))?;
+    let id = format!("{prefix}-{}", request.id);
+    let format = EmbeddingFormat { object, id, normalize, encoding, kv_block_bytes: memory.usage_block_bytes(model) };
+    Ok(EmbeddingRequest { request, format })
 }
 
 impl EmbeddingFormat {
-    fn numbers(self, mut values: Vec<f32>) -> Numbers {
-        if self.normalize {
-            normalize(&mut values);
+    /// The answer. `prompts`: each with its embedding.
+    pub fn answer(self, prompts: Vec<AnsweredPrompt>, model: &ModelInfo) -> EmbeddingAnswer {
+        let mut usage = EmbeddingUsage::default();
+        let embeddings = prompts.into_iter().map(|AnsweredPrompt { tokens, facts }| {
+            usage.prompt_tokens += tokens.len();
+            if let Some(block_bytes) = self.kv_block_bytes {
+                usage.kv = Some(usage.kv.unwrap_or_default() + KvUsage::new(&facts.bill, block_bytes));
+            }
+            let mut values = facts.embedding.unwrap_or_default();
+            if self.normalize {
+                normalize(&mut values);
+            }
+            values
+        });
+        let embeddings: Vec<Vec<f32>> = embeddings.collect();
+        usage.total_tokens = usage.prompt_tokens;
+        let (created, model) = (unix_time_s(), model.served_name.clone());
+        if let EncodingForm::Bytes { with_metadata } = self.encoding.form {
+            return self.bytes(&embeddings, with_metadata, created, &model, usage);
         }
-        match self.base64 {
-            true => Numbers::Base64(STANDARD.encode(values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>())),
-            false => Numbers::Float(values),
+        let data = embeddings.into_iter().enumerate().map(|(index, values)| {
+            let numbers = Some(self.encoding.json(values));
+            let (embedding, data) = if self.object == "embedding" { (numbers, None) } else { (None, numbers) };
+            EmbeddingObject { object: self.object, index, embedding, data }
+        });
+        EmbeddingAnswer::Json(EmbeddingList {
+            data: data.collect(),
+            id: self.id,
+            object: "list",
+            created,
+            model,
+            usage,
+        })
+    }
+
+    fn bytes(
+        self,
+        embeddings: &[Vec<f32>],
+        with_metadata: bool,
+        created: u64,
+        model: &str,
+        usage: EmbeddingUsage,
+    ) -> EmbeddingAnswer {
+        let (mut body, mut items) = (Vec::new(), Vec::new());
+        for (index, values) in embeddings.iter().enumerate() {
+            let start = body.len();
+            body.extend(self.encoding.bytes(values));
+            items.push(json!({
+                "index": index,
+                "embed_dtype": self.encoding.dtype_name(),
+                "endianness": self.encoding.endianness_name(),
+                "start": start,
+                "end": body.len(),
+                "shape": [values.len()],
+            }));
         }
-    }
-}
-
-/// To length 1; zeros stay.
-fn normalize(values: &mut [f32]) {
-    let norm = values.iter().map(|x| f64::from(*x) * f64::from(*x)).sum::<f64>().sqrt();
-    if norm > 0.0 {
-        values.iter_mut().for_each(|x| *x = (f64::from(*x) / norm) as f32);
-    }
-}
-
-fn one_of<'a>(param: &str, given: &'a Option<Value>, names: &[&str]) -> Result<Option<&'a str>, ApiError> {
-    match given {
-        None | Some(Value::Null) => Ok(None),
-        Some(Value::String(name)) if names.contains(&name.as_str()) => Ok(Some(name)),
-        Some(other) => {
-            let message = format!("{param} must be one of {}, got {}", names.join(", "), shown(other));
-            Err(ApiError::invalid(param, message))
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_embedding_has_length_one() {
-        let mut values = [3.0, -4.0];
-        normalize(&mut values);
-        assert_eq!(values, [0.6, -0.8]);
-        let mut zeros = [0.0; 3];
-        normalize(&mut zeros);
-        assert_eq!(zeros, [0.0; 3]);
+        let metadata = json!({"id": self.id, "created": created, "model": model, "data": items, "usage": usage});
+        EmbeddingAnswer::Bytes { body, metadata: with_metadata.then(|| metadata.to_string()) }
     }
 }

@@ -55,24 +55,49 @@ pub struct CompletionLogprobs {
     top_logprobs: Vec<Option<Map<String, Value>>>,
 }
 
+/// How tokens are written.
+#[derive(Clone, Copy)]
+pub struct TokenNames<'a> {
+    pub tokenizer: &'a Tokenizer,
+    /// As `token_id:5`, so that tokens of the same text can be told apart (`return_tokens_as_token_ids`).
+    pub as_ids: bool,
+}
+
+impl TokenNames<'_> {
+    fn id(token: TokenId) -> String {
+        format!("token_id:{token}")
+    }
+
+    /// The token's text.
+    fn text(self, token: TokenId) -> String {
+        if self.as_ids { Self::id(token) } else { self.tokenizer.token_text(token) }
+    }
+
+    /// The token's text; for what is not UTF-8 by itself its bytes, as OpenAI writes them (`bytes:\xe2\x82`), so that
+    /// two such tokens are two keys.
+    fn unique(self, token: TokenId) -> String {
+        if self.as_ids { Self::id(token) } else { token_name(self.tokenizer, token) }
+    }
+}
+
 impl Logprobs {
     /// `num_top` most likely tokens of each position.
-    pub fn chat(tokenizer: &Tokenizer, positions: &[Position], num_top: u32) -> Self {
+    pub fn chat(names: TokenNames<'_>, positions: &[Position], num_top: u32) -> Self {
         let known = positions.iter().filter_map(|at| at.logprobs.as_ref());
-        Logprobs::Chat(ChatLogprobs { content: known.map(|at| chat_position(tokenizer, at, num_top)).collect() })
+        Logprobs::Chat(ChatLogprobs { content: known.map(|at| chat_position(names, at, num_top)).collect() })
     }
 
     /// `num_top` most likely tokens of each position, and one more where the token itself is not among them.
-    pub fn completion(tokenizer: &Tokenizer, positions: &[Position], num_top: u32) -> Self {
+    pub fn completion(names: TokenNames<'_>, positions: &[Position], num_top: u32) -> Self {
         let mut columns = CompletionLogprobs::default();
         for position in positions {
             columns.text_offset.push(position.text_offset);
-            columns.tokens.push(token_name(tokenizer, position.token));
+            columns.tokens.push(names.unique(position.token));
             let at = position.logprobs.as_ref();
             columns.token_logprobs.push(at.map(|at| json_logprob(&at.chosen)));
             columns.top_logprobs.push(at.map(|at| {
                 let tokens = std::iter::once(&at.chosen).chain(at.top.iter().take(num_top as usize));
-                tokens.map(|of| (token_name(tokenizer, of.token), json!(json_logprob(of)))).collect()
+                tokens.map(|of| (names.unique(of.token), json!(json_logprob(of)))).collect()
             }));
         }
         Logprobs::Completion(columns)
@@ -80,11 +105,11 @@ impl Logprobs {
 }
 
 /// A token and the `num_top` most likely ones in its place, as chat and Responses write them.
-pub fn chat_position(tokenizer: &Tokenizer, at: &PositionLogprobs, num_top: u32) -> ChatPosition {
+pub fn chat_position(names: TokenNames<'_>, at: &PositionLogprobs, num_top: u32) -> ChatPosition {
     let token = |of: &TokenLogprob| ChatToken {
-        token: tokenizer.token_text(of.token),
+        token: names.text(of.token),
         logprob: json_logprob(of),
-        bytes: tokenizer.token_bytes(of.token),
+        bytes: names.tokenizer.token_bytes(of.token),
     };
     ChatPosition { chosen: token(&at.chosen), top_logprobs: at.top.iter().take(num_top as usize).map(token).collect() }
 }
@@ -116,8 +141,6 @@ impl Serialize for PromptLogprobs<'_> {
     }
 }
 
-/// A token's text; for what is not UTF-8 by itself its bytes, as OpenAI writes them (`bytes:\xe2\x82`), so that two
-/// such tokens are two keys.
 fn token_name(tokenizer: &Tokenizer, token: TokenId) -> String {
     String::from_utf8(tokenizer.token_bytes(token)).unwrap_or_else(|error| {
         let mut name = String::from("bytes:");

@@ -11,8 +11,9 @@ pub struct ChatMessage<'a> {
     /// Null where the model only reasoned or called tools.
     content: Option<Cow<'a, str>>,
     refusal: Option<&'a str>,
-    #[serde(flatten)]
-    reasoning: ReasoningTexts<'a>,
+    /// DeepSeek's name for reasoning, which most clients know. Null where there is none.
+    reasoning_content: Option<Cow<'a, str>>,
+    reasoning: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tool_calls: Vec<ChatToolCall<'a>>,
 }
@@ -76,7 +77,8 @@ impl<'a> ChatMessage<'a> {
         let tool_calls: Vec<ChatToolCall<'_>> = calls.collect();
         let is_all = reasoning.reasoning.is_none() && tool_calls.is_empty();
         let content = content.or_else(|| is_all.then_some(Cow::Borrowed("")));
-        Self { role: "assistant", content, refusal: None, reasoning, tool_calls }
+        let ReasoningTexts { reasoning_content, reasoning } = reasoning;
+        Self { role: "assistant", content, refusal: None, reasoning_content, reasoning, tool_calls }
     }
 }
 

@@ -1,21 +1,18 @@
 //! The answer's JSON, whole and as stream chunks.
 
 use super::Endpoint;
-use super::logprobs::{Logprobs, PromptLogprobs};
+use super::logprobs::{Logprobs, PromptLogprobs, TokenNames};
 use super::message::{ChatMessage, ChatMessageDelta};
-use crate::delta::{Delta, StopReason};
+use crate::delta::{Delta, Finish, StopReason};
 use crate::fold::{AnswerFold, AnsweredPrompt};
+use crate::id::unix_time_s;
 use crate::model_info::ModelInfo;
 use crate::request::{AnswerOptions, ApiRequest};
 use crate::usage::Usage;
 use pagetide_base::ids::TokenId;
 use pagetide_text::tokenizer::Tokenizer;
 use serde::{Serialize, Serializer};
-use std::collections::hash_map::RandomState;
-use std::hash::BuildHasher;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::Arc;
 
 /// What may change the output for the same seed: the program's version.
 const SYSTEM_FINGERPRINT: &str = concat!("pagetide-", env!("CARGO_PKG_VERSION"));
@@ -32,6 +29,8 @@ pub struct OpenAiAnswer {
     /// A chunk's [`AnswerHead`] as JSON, without the brace that closes it: written once, and copied for every token.
     chunk_head: Vec<u8>,
     tokenizer: Arc<Tokenizer>,
+    /// The model's end tokens.
+    eos_token_ids: Vec<TokenId>,
     options: AnswerOptions,
 }
 
@@ -97,7 +96,8 @@ impl WholeAnswer {
             Endpoint::Chat => (ChoiceContent::Message(ChatMessage::new(&delta.pieces)), PromptFields::default()),
             Endpoint::Completion => (ChoiceContent::Text(&delta.text), self.prompt_fields(delta.choice)),
         };
-        AnswerChoice { index, content, prompt, ..self.answer.choice(delta) }
+        let choice = self.answer.choice(delta);
+        AnswerChoice { index, content, prompt, token_ids: Some(choice.token_ids.flatten()), ..choice }
     }
 
     fn prompt_fields(&self, choice: u32) -> PromptFields<'_> {
@@ -109,8 +109,8 @@ impl WholeAnswer {
             num_top,
         };
         PromptFields {
-            prompt_logprobs: options.prompt_logprobs.map(logprobs),
-            prompt_token_ids: options.return_token_ids.then_some(&prompt.tokens),
+            prompt_logprobs: Some(options.prompt_logprobs.map(logprobs)),
+            prompt_token_ids: Some(options.return_token_ids.then_some(&prompt.tokens)),
         }
     }
 }
@@ -129,12 +129,13 @@ where
 }
 
 /// What an answer says of a prompt: of a chat's once, of a completion's in each choice.
+/// `Some(None)` is null: clients of vLLM read the fields of a whole answer without asking whether they are there.
 #[derive(Default, Serialize)]
 struct PromptFields<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
-    prompt_logprobs: Option<PromptLogprobs<'a>>,
+    prompt_logprobs: Option<Option<PromptLogprobs<'a>>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    prompt_token_ids: Option<&'a [TokenId]>,
+    prompt_token_ids: Option<Option<&'a [TokenId]>>,
 }
 
 #[derive(Default, Serialize)]
@@ -145,8 +146,12 @@ struct AnswerChoice<'a> {
     logprobs: Option<Logprobs>,
     finish_reason: Option<&'static str>,
     stop_reason: Option<&'a StopReason>,
+    /// What stop_reason says, or the end token. In a stream only the last chunk has it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    token_ids: Option<&'a [TokenId]>,
+    matched_stop: Option<Option<StopReason>>,
+    /// As in [`PromptFields`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<Option<&'a [TokenId]>>,
     #[serde(flatten)]
     prompt: PromptFields<'a>,
 }
@@ -173,11 +178,12 @@ impl OpenAiAnswer {
         };
         let mut answer = Self {
             endpoint,
-            id: new_id(prefix),
+            id: format!("{prefix}-{}", request.id),
             created_s: unix_time_s(),
             model: model.served_name.clone(),
             chunk_head: Vec::new(),
             tokenizer: Arc::clone(&model.tokenizer),
+            eos_token_ids: model.eos_token_ids.clone(),
             options: request.answer.clone(),
         };
         let object = match endpoint {
@@ -229,7 +235,7 @@ impl OpenAiAnswer {
                 Endpoint::Chat => ChoiceContent::Delta(self.message_delta(delta)),
             },
             prompt: PromptFields {
-                prompt_token_ids: with_prompt_ids.then(|| answers.prompt_tokens(delta.choice).as_slice()),
+                prompt_token_ids: with_prompt_ids.then(|| Some(answers.prompt_tokens(delta.choice).as_slice())),
                 ..PromptFields::default()
             },
             ..self.choice(delta)
@@ -267,38 +273,32 @@ impl OpenAiAnswer {
         out[joint] = b',';
     }
 
+    /// What ended a choice: SGLang's `matched_stop`. `tokens`: its last ones.
+    fn matched_stop(&self, finish: &Finish, tokens: &[TokenId]) -> Option<StopReason> {
+        let end_token = || tokens.last().copied().filter(|token| self.eos_token_ids.contains(token));
+        match (&finish.stop_reason, finish.reason) {
+            (Some(reason), _) => Some(reason.clone()),
+            (None, "length" | "abort") => None,
+            (None, _) => end_token().map(StopReason::Token),
+        }
+    }
+
     /// What whole answers and chunks have alike.
     fn choice<'a>(&self, delta: &'a Delta) -> AnswerChoice<'a> {
         let logprobs = self.options.logprobs.filter(|_| !delta.positions.is_empty());
+        let names = TokenNames { tokenizer: &self.tokenizer, as_ids: self.options.tokens_as_ids };
         let write = match self.endpoint {
             Endpoint::Chat => Logprobs::chat,
             Endpoint::Completion => Logprobs::completion,
         };
         AnswerChoice {
             index: delta.choice,
-            logprobs: logprobs.map(|num_top| write(&self.tokenizer, &delta.positions, num_top)),
+            logprobs: logprobs.map(|num_top| write(names, &delta.positions, num_top)),
             finish_reason: delta.finish.as_ref().map(|finish| finish.reason),
             stop_reason: delta.finish.as_ref().and_then(|finish| finish.stop_reason.as_ref()),
-            token_ids: self.options.return_token_ids.then_some(&delta.tokens),
+            matched_stop: delta.finish.as_ref().map(|finish| self.matched_stop(finish, &delta.tokens)),
+            token_ids: self.options.return_token_ids.then_some(Some(&delta.tokens)),
             ..AnswerChoice::default()
         }
     }
-}
-
-/// Now, as APIs write it.
-pub fn unix_time_s() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
-}
-
-/// A name no other request of this process has, and no other process by accident: `PREFIX-` and 32 hexadecimal digits.
-pub fn new_id(prefix: &str) -> String {
-    format!("{prefix}-{}", random_hex())
-}
-
-/// What makes a name unique: 32 hexadecimal digits.
-pub fn random_hex() -> String {
-    static STATE: LazyLock<(RandomState, RandomState)> = LazyLock::new(|| (RandomState::new(), RandomState::new()));
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    format!("{:016x}{:016x}", STATE.0.hash_one(number), STATE.1.hash_one(number))
 }

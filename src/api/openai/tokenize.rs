@@ -4,9 +4,11 @@ use super::chat::{MessagesField, checked_messages};
 use super::tools::ToolFields;
 use crate::body::fields::{IdsField, WrongType, typed};
 use crate::body::ids::{Ids, OneOf};
+use crate::body::refused::Refused;
 use crate::body::{ParsedBody, body, body_fields};
 use crate::chat::TemplateFields;
 use crate::fields::model::ModelField;
+use crate::fields::unsupported::UnsupportedFields;
 use crate::model_info::ModelInfo;
 use crate::openapi::{Operation, Tag};
 use crate::prompt::Prompt;
@@ -51,6 +53,9 @@ body_fields! {
         /// Token ids.
         #[schema(value_type = Option<Vec<i64>>)]
         tokens: IdsField,
+        /// Leaves special tokens out of the text.
+        #[schema(default = false)]
+        skip_special_tokens: bool,
     }
 }
 
@@ -68,6 +73,7 @@ body! {
         template: TemplateFields,
         tools: ToolFields,
         returns: ReturnFields,
+        refused: Refused<UnsupportedFields>,
     }
 }
 
@@ -76,6 +82,7 @@ body! {
     pub struct DetokenizeBody {
         own: DetokenizeFields,
         model: ModelField,
+        refused: Refused<UnsupportedFields>,
     }
 }
 
@@ -98,7 +105,7 @@ pub fn describe_tokenize() -> Operation {
 }
 
 pub fn describe_detokenize() -> Operation {
-    Operation::new(Tag::Text, "detokenize", "Text of token ids, special tokens included")
+    Operation::new(Tag::Text, "detokenize", "Text of token ids")
         .body("DetokenizeRequest")
         .fields::<ModelField>()
         .fields::<DetokenizeFields>()
@@ -114,6 +121,7 @@ pub fn tokenize(
 ) -> Result<(Tokenized, usize), ApiError> {
     problems.check_object()?;
     body.model.check(&problems, model)?;
+    body.refused.check()?;
     // What is said of a chat does not matter where there is a text.
     ["prompt", "add_special_tokens", "return_token_strs"].iter().try_for_each(|name| problems.check_field(name))?;
     let TokenizeBody { text, messages, template, tools, returns, .. } = body;
@@ -143,7 +151,7 @@ pub fn tokenize(
     Ok((Tokenized { count, max_model_len: model.max_model_len, token_strs, tokens }, count))
 }
 
-/// Text of `tokens`, special tokens included, and how many these are.
+/// Text of `tokens`, and how many these are.
 pub fn detokenize(
     ParsedBody { body, problems }: ParsedBody<DetokenizeBody>,
     model: &ModelInfo,
@@ -151,7 +159,10 @@ pub fn detokenize(
 ) -> Result<(Detokenized, usize), ApiError> {
     problems.check_object()?;
     body.model.check(&problems, model)?;
-    let list = match body.own.tokens {
+    body.refused.check()?;
+    problems.check_field("skip_special_tokens")?;
+    let DetokenizeFields { tokens, skip_special_tokens } = body.own;
+    let list = match tokens {
         IdsField { ids: Some(Ids::One(list)), .. } => list,
         // The first element is no number.
         IdsField { ids: Some(Ids::Several { prompts, .. }), .. } => {
@@ -169,7 +180,7 @@ pub fn detokenize(
     }
     let tokens: Vec<TokenId> = list.tokens("tokens", model.vocab_size)?;
     budget.look().map_err(|why| why.in_param("tokens"))?;
-    Ok((Detokenized { prompt: model.tokenizer.decode(&tokens, false)? }, tokens.len()))
+    Ok((Detokenized { prompt: model.tokenizer.decode(&tokens, skip_special_tokens)? }, tokens.len()))
 }
 
 /// What is wrong with a value that is no array of numbers.

@@ -42,7 +42,8 @@ struct ToolFunction {
     description: Option<String>,
     /// JSON schema of its arguments, an object.
     parameters: Option<Map<String, Value>>,
-    /// Arguments of demanded calls keep to the schema either way, others do not.
+    /// The arguments' objects have no properties but those that the schema names, even where server.schema_objects =
+    /// "open". Arguments of demanded calls keep to the schema either way, others do not.
     strict: Option<bool>,
 }
 

@@ -36,6 +36,8 @@ struct ChatChoice {
     finish_reason: FinishReasonSchema,
     /// The stop string or stop token that ended it.
     stop_reason: Option<StopReason>,
+    /// The same, or the end token that ended it. In a stream only the last chunk has it.
+    matched_stop: Option<StopReason>,
     /// With return_token_ids.
     token_ids: Option<Vec<u32>>,
 }
@@ -96,6 +98,8 @@ struct ChatChunkChoice {
     finish_reason: Option<FinishReasonSchema>,
     /// The stop string or stop token that ended it.
     stop_reason: Option<StopReason>,
+    /// The same, or the end token that ended it. In a stream only the last chunk has it.
+    matched_stop: Option<StopReason>,
     /// With return_token_ids.
     token_ids: Option<Vec<u32>>,
 }
@@ -154,6 +158,8 @@ struct TextChoice {
     finish_reason: Option<FinishReasonSchema>,
     /// The stop string or stop token that ended it.
     stop_reason: Option<StopReason>,
+    /// The same, or the end token that ended it. In a stream only the last chunk has it.
+    matched_stop: Option<StopReason>,
     /// With return_token_ids.
     token_ids: Option<Vec<u32>>,
     /// With prompt_logprobs: for each token of the prompt the token itself and the most likely ones by id; null for the

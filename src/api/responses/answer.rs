@@ -2,10 +2,10 @@
 
 use super::request::ResponseSettings;
 use crate::delta::{Delta, Position};
+use crate::id::{random_hex, unix_time_s};
 use crate::items::{AnswerItem, AnswerItems, ItemChange};
 use crate::model_info::ModelInfo;
-use crate::openai::logprobs::chat_position;
-use crate::openai::response::{random_hex, unix_time_s};
+use crate::openai::logprobs::{TokenNames, chat_position};
 use crate::request::ApiRequest;
 use crate::usage::Usage;
 use pagetide_base::error::ApiError;
@@ -23,8 +23,10 @@ pub struct Response {
     /// Of the items, in their order.
     ids: Vec<String>,
     writer: ItemWriter,
-    /// The last item was cut off by `max_output_tokens`.
+    /// The last item was cut off by `max_output_tokens`, or by an abort.
     incomplete: bool,
+    /// It ended because the request was aborted.
+    aborted: bool,
 }
 
 /// An output item and what it is called.
@@ -37,7 +39,7 @@ pub struct OutputItem<'a> {
 impl Response {
     pub fn new(settings: ResponseSettings, request: &ApiRequest, model: &ModelInfo) -> Self {
         Self {
-            id: format!("resp_{}", random_hex()),
+            id: format!("resp_{}", request.id),
             created_s: unix_time_s(),
             model: model.served_name.clone(),
             settings,
@@ -45,6 +47,7 @@ impl Response {
             ids: Vec::new(),
             writer: ItemWriter { tokenizer: Arc::clone(&model.tokenizer), logprobs: request.answer.logprobs },
             incomplete: false,
+            aborted: false,
         }
     }
 
@@ -55,7 +58,8 @@ impl Response {
         mut tell: impl FnMut(&ItemWriter, &OutputItem<'_>, ItemChange<'_>, &'static str),
     ) {
         let finish = delta.finish.as_ref().map(|finish| finish.reason);
-        self.incomplete = finish == Some("length");
+        self.incomplete = matches!(finish, Some("length" | "abort"));
+        self.aborted = finish == Some("abort");
         let Self { items, ids, writer, incomplete, .. } = self;
         let mut changed = |index: usize, item: &AnswerItem, change: ItemChange<'_>| {
             let status = match change {
@@ -123,8 +127,11 @@ impl Response {
     fn json<'a>(&'a self, status: &str, output: Vec<ItemJson<'a>>, error: Value, usage: Value) -> ResponseJson<'a> {
         let settings = &self.settings;
         let ended = matches!(status, "completed" | "incomplete");
-        let incomplete_details =
-            if status == "incomplete" { json!({"reason": "max_output_tokens"}) } else { Value::Null };
+        let incomplete_details = match status {
+            "incomplete" if self.aborted => json!({"reason": "aborted"}),
+            "incomplete" => json!({"reason": "max_output_tokens"}),
+            _ => Value::Null,
+        };
         let fields = json!({
             "id": self.id,
             "object": "response",
@@ -212,9 +219,10 @@ pub struct LogprobsJson<'a> {
 impl Serialize for LogprobsJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let ItemWriter { tokenizer, logprobs } = self.writer;
+        let names = TokenNames { tokenizer, as_ids: false };
         let asked = logprobs.iter().flat_map(|num_top| self.positions.iter().map(move |position| (*num_top, position)));
         let known = asked.filter_map(|(num_top, position)| Some((num_top, position.logprobs.as_ref()?)));
-        serializer.collect_seq(known.map(|(num_top, at)| chat_position(tokenizer, at, num_top)))
+        serializer.collect_seq(known.map(|(num_top, at)| chat_position(names, at, num_top)))
     }
 }
 

@@ -6,6 +6,7 @@ use crate::Object;
 use crate::chat::TemplateFields;
 use crate::fields::memory::MemoryFields;
 use crate::fields::model::ModelField;
+use crate::fields::request_id::RequestIdFields;
 use crate::fields::sampling::SamplingFields;
 use crate::fields::shared::SHARED;
 use crate::fields::structured::StructuredFields;
@@ -24,6 +25,7 @@ pub fn create() -> Operation {
         .fields::<ModelField>()
         .some_fields::<SamplingFields>(SHARED)
         .fields::<MemoryFields>()
+        .fields::<RequestIdFields>()
         .some_fields::<SamplingFields>(&["stop"])
         .some_fields::<TemplateFields>(SHARED)
         .some_fields::<StructuredFields>(SHARED)

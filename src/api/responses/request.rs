@@ -3,16 +3,19 @@
 use super::input;
 use crate::Object;
 use crate::body::fields::{FieldSource, typed_fields};
-use crate::body::refused::{Refused, RefusedTable};
+use crate::body::refused::{Off, Refused, RefusedField, RefusedTable, refuse};
 use crate::body::{BodyFields, ParsedBody, body_fields};
 use crate::chat::Chat;
 use crate::chat::tools::{AskedTool, CallableFunction, FunctionPath, Tools, shown_tool};
-use crate::checks::{check_metadata, in_range, object, shown, string, wrong_type};
+use crate::checks::{check_metadata, in_range, object, one_of, shown, string, wrong_type};
 use crate::fields::model::ModelField;
+use crate::fields::request_id::RequestIdFields;
 use crate::fields::sampling::max_tokens;
 use crate::fields::shared::SharedFields;
 use crate::fields::structured::{json_schema, text_format};
+use crate::fields::unsupported::UnsupportedFields;
 use crate::model_info::ModelInfo;
+use crate::openai::accepted::ServiceTier;
 use crate::request::{ApiRequest, FieldNames};
 use pagetide_base::error::ApiError;
 use pagetide_text::grammar::GrammarRequest;
@@ -40,18 +43,43 @@ pub struct StoredFields;
 
 impl RefusedTable for StoredFields {
     /// Each with what to do instead.
-    const FIELDS: &'static [(&'static str, &'static str)] = &[
-        ("previous_response_id", "send the whole conversation as input"),
-        ("conversation", "send the whole conversation as input"),
-        ("prompt", "send the prompt's text as instructions and input"),
+    const FIELDS: &'static [RefusedField] = &[
+        refuse("previous_response_id", "send the whole conversation as input"),
+        refuse("conversation", "send the whole conversation as input"),
+        refuse("prompt", "send the prompt's text as instructions and input"),
+        refuse("previous_input_messages", "send the whole conversation as input"),
     ];
-
-    fn asks(_: &str, value: &Value) -> bool {
-        !value.is_null()
-    }
 
     fn message(name: &str, instead: &str) -> String {
         format!("{name} is not supported: this server stores nothing; {instead}")
+    }
+}
+
+/// Fields of chats that peers take here too.
+#[derive(Debug, Default)]
+pub struct ChatFieldsOfPeers;
+
+impl RefusedTable for ChatFieldsOfPeers {
+    /// Each with what to do instead.
+    const FIELDS: &'static [RefusedField] = &[
+        refuse("add_generation_prompt", "the answer is a new message").unless(Off::True),
+        refuse("continue_final_message", "the answer is a new message"),
+        refuse("echo", "the answer is a new message"),
+        refuse("grammar", "use structured_outputs"),
+        refuse("include_reasoning", "the answer has its reasoning").unless(Off::True),
+        refuse("json_schema", "use text.format"),
+        refuse("logprobs", "use include: [\"message.output_text.logprobs\"]"),
+        refuse("max_completion_tokens", "use max_output_tokens"),
+        refuse("max_tokens", "use max_output_tokens"),
+        refuse("messages", "use input"),
+        refuse("n", "a response has one answer").unless(Off::Number(1.0)),
+        refuse("reasoning_effort", "use reasoning.effort"),
+        refuse("response_format", "use text.format"),
+        refuse("stream_options", "").unless(Off::Any),
+    ];
+
+    fn message(name: &str, instead: &str) -> String {
+        format!("{name} is not a field of a response; {instead}")
     }
 }
 
@@ -77,6 +105,9 @@ body_fields! {
         /// Whether an answer may have several calls.
         #[schema(default = true)]
         parallel_tool_calls: Option<bool>,
+        /// Which of OpenAI's queues takes the request. Without effect; see priority.
+        #[schema(value_type = Option<ServiceTier>)]
+        service_tier: Option<String>,
         /// The format of the answer's text.
         text: Option<TextFields>,
         /// How much the model is to think.
@@ -172,7 +203,10 @@ pub struct ResponsesBody {
     own: ResponsesFields,
     model: ModelField,
     shared: SharedFields,
-    refused: Refused<StoredFields>,
+    stored: Refused<StoredFields>,
+    of_chats: Refused<ChatFieldsOfPeers>,
+    of_peers: Refused<UnsupportedFields>,
+    request_id: RequestIdFields,
 }
 
 impl BodyFields for ResponsesBody {
@@ -181,7 +215,10 @@ impl BodyFields for ResponsesBody {
             || self.model.read(name, source)?
             || self.shared.read(name, source)?
             || (name == "stop" && self.shared.sampling.read(name, source)?)
-            || self.refused.read(name, source)?)
+            || self.request_id.read(name, source)?
+            || self.stored.read(name, source)?
+            || self.of_chats.read(name, source)?
+            || self.of_peers.read(name, source)?)
     }
 
     fn add_names(names: &mut Vec<&'static str>) {
@@ -189,7 +226,10 @@ impl BodyFields for ResponsesBody {
         ModelField::add_names(names);
         SharedFields::add_names(names);
         names.push("stop");
+        RequestIdFields::add_names(names);
         Refused::<StoredFields>::add_names(names);
+        Refused::<ChatFieldsOfPeers>::add_names(names);
+        Refused::<UnsupportedFields>::add_names(names);
     }
 }
 
@@ -220,15 +260,18 @@ impl ResponsesRequest {
         model: &ModelInfo,
     ) -> Result<Self, ApiError> {
         problems.check_object()?;
-        body.refused.check()?;
+        body.stored.check()?;
+        body.of_chats.check()?;
+        body.of_peers.check()?;
         problems.check()?;
-        let ResponsesBody { own: mut fields, model: model_field, shared, .. } = body;
+        let ResponsesBody { own: mut fields, model: model_field, shared, request_id, .. } = body;
         let SharedFields { mut sampling, memory, mut template, structured } = shared;
         if fields.background {
             let message = "background responses are not supported: this server stores nothing; use stream: true";
             return Err(ApiError::invalid("background", message));
         }
         check_metadata(fields.metadata.as_ref())?;
+        one_of("service_tier", fields.service_tier.as_deref(), ServiceTier::WORDS)?;
         let input = fields.input.take().ok_or_else(|| ApiError::invalid("input", "input is required"))?;
         let messages = input::messages(input, fields.instructions.as_deref())?;
         let tools = fields.checked_tools()?;
@@ -249,14 +292,14 @@ impl ResponsesRequest {
             tools,
             max_tokens: fields.max_output_tokens.map(|given| max_tokens(names.max_tokens, given, 1)).transpose()?,
             logprobs,
-            grammar: structured.check_with(format, &sampling)?,
+            grammar: structured.check_with(format, &sampling, model)?,
             echo: false,
             include_reasoning: true,
             sampling,
             memory,
             names,
         };
-        let request = chat.into_request(model)?;
+        let request = request_id.name(chat.into_request(model)?)?;
         let settings = fields.settings(given, &request);
         Ok(Self { request, settings })
     }

@@ -23,6 +23,12 @@ pub enum BlockState {
 }
 
 impl PoolView {
+    /// The fraction of its blocks that tables hold, 0 to 1.
+    pub fn used_share(&self) -> f64 {
+        let used = self.references.iter().filter(|references| **references > 0).count();
+        used as f64 / self.references.len().max(1) as f64
+    }
+
     /// The state of each block.
     pub fn states(&self) -> Vec<BlockState> {
         let is_named = |place: usize| self.named[place / 64] >> (place % 64) & 1 == 1;

@@ -2,7 +2,7 @@ use super::*;
 use crate::paths::Verb;
 use crate::routes::paths_of;
 use pagetide_api::body::BodyFields;
-use pagetide_api::body::refused::RefusedTable;
+use pagetide_api::body::refused::{RefusedField, RefusedTable};
 use pagetide_config::Surface;
 
 fn all_paths() -> impl Iterator<Item = &'static ApiPath> {
@@ -60,35 +60,52 @@ fn described(path: &str) -> Vec<String> {
     (path.describe)().body_fields()
 }
 
-/// The fields that are read of a body, less those that are refused by name.
-fn read<B: BodyFields>(refused: &[(&'static str, &'static str)]) -> Vec<&'static str> {
-    let mut names = Vec::new();
+/// The fields that are read of a body. Those that are refused by name need no description.
+fn read<B: BodyFields>(path: &str, refused: &[&[RefusedField]]) -> (Vec<&'static str>, Vec<String>) {
+    let (mut names, mut described) = (Vec::new(), described(path));
     B::add_names(&mut names);
-    names.retain(|name| refused.iter().all(|(other, _)| other != name));
-    names
+    let is_refused = |name: &str| refused.iter().flat_map(|table| table.iter()).any(|field| field.name == name);
+    names.retain(|name| described.iter().any(|known| known == name) || !is_refused(name));
+    names.sort_unstable();
+    names.dedup();
+    described.sort_unstable();
+    described.dedup();
+    (names, described)
 }
 
 #[test]
 fn every_field_that_is_read_is_described() {
     use pagetide_api::anthropic::request::{CountedBody, MessagesBody, UnsupportedInMessages};
-    use pagetide_api::openai::{chat, completion, embeddings, tokenize, unsupported::UnsupportedFields};
-    use pagetide_api::responses::request::{ResponsesBody, StoredFields};
-    let refused = UnsupportedFields::FIELDS;
-    for (path, mut read) in [
-        ("/v1/chat/completions", read::<chat::ChatBody>(refused)),
-        ("/v1/completions", read::<completion::CompletionBody>(refused)),
-        ("/v1/embeddings", read::<embeddings::EmbeddingBody>(&[])),
-        ("/v1/responses", read::<ResponsesBody>(StoredFields::FIELDS)),
-        ("/v1/messages", read::<MessagesBody>(UnsupportedInMessages::FIELDS)),
-        ("/v1/messages/count_tokens", read::<CountedBody>(&[])),
-        ("/tokenize", read::<tokenize::TokenizeBody>(&[])),
-        ("/detokenize", read::<tokenize::DetokenizeBody>(&[])),
+    use pagetide_api::fields::unsupported::UnsupportedFields;
+    use pagetide_api::openai::{chat, completion, embeddings, tokenize};
+    use pagetide_api::responses::request::{ChatFieldsOfPeers, ResponsesBody, StoredFields};
+    use pagetide_api::vllm::{generate, rerank, score};
+    let refused = &[UnsupportedFields::FIELDS] as &[_];
+    let generated = &[generate::RenderedFields::FIELDS, UnsupportedFields::FIELDS] as &[_];
+    for (path, (read, described)) in [
+        ("/v1/chat/completions", read::<chat::ChatBody>("/v1/chat/completions", refused)),
+        ("/v1/completions", read::<completion::CompletionBody>("/v1/completions", refused)),
+        ("/v1/chat/completions/batch", read::<chat::BatchBody>("/v1/chat/completions/batch", refused)),
+        ("/inference/v1/generate", read::<generate::GenerateBody>("/inference/v1/generate", generated)),
+        ("/pooling", read::<embeddings::PoolingBody>("/pooling", refused)),
+        ("/score", read::<score::ScoreBody>("/score", refused)),
+        ("/rerank", read::<rerank::RerankBody>("/rerank", refused)),
+        ("/v1/embeddings", read::<embeddings::EmbeddingBody>("/v1/embeddings", refused)),
+        (
+            "/v1/responses",
+            read::<ResponsesBody>(
+                "/v1/responses",
+                &[StoredFields::FIELDS, ChatFieldsOfPeers::FIELDS, UnsupportedFields::FIELDS],
+            ),
+        ),
+        (
+            "/v1/messages",
+            read::<MessagesBody>("/v1/messages", &[UnsupportedInMessages::FIELDS, UnsupportedFields::FIELDS]),
+        ),
+        ("/v1/messages/count_tokens", read::<CountedBody>("/v1/messages/count_tokens", &[])),
+        ("/tokenize", read::<tokenize::TokenizeBody>("/tokenize", refused)),
+        ("/detokenize", read::<tokenize::DetokenizeBody>("/detokenize", refused)),
     ] {
-        let mut described = described(path);
-        read.sort_unstable();
-        read.dedup();
-        described.sort_unstable();
-        described.dedup();
         assert_eq!(read, described, "{path}");
     }
 }

@@ -43,7 +43,7 @@ pub fn has_version(headers: &HeaderMap) -> bool {
 
 async fn create(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, HttpError> {
     let mut request = parse(&handle, body, api::request::message).await?;
-    let mut message = MessageAnswer::new(handle.model());
+    let mut message = MessageAnswer::new(&request, handle.model());
     if request.stream.is_some() {
         return Ok(EventBody::start(&handle, request, MessageEvents::new(message)).await?.into_response());
     }

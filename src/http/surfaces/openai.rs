@@ -1,20 +1,17 @@
 //! OpenAI's API: chat, completions, Responses, models and embeddings.
 
 use super::{anthropic, responses};
-use crate::body::{self, Body};
+use crate::body::Body;
 use crate::error::{HttpError, error_response};
 use crate::paths::{ApiPath, delete, get, post};
 
-use crate::serving::{SubmittingHandle, generate, parse};
+use crate::serving::{SubmittingHandle, answer_embeddings, generate, parse};
 use actix_web::web::{self, Data, Path};
 use actix_web::{HttpRequest, HttpResponse};
-use pagetide_actors::generation::Generation;
 use pagetide_actors::runtime::RuntimeHandle;
 use pagetide_api as api;
 use pagetide_api::fields::model::check_model_name;
-use pagetide_api::fold::engine_stopped;
 use pagetide_api::model_info::ModelInfo;
-use pagetide_api::openai::embeddings::{EmbeddingList, EmbeddingRequest};
 use pagetide_api::openai::{Endpoint, chat, completion, embeddings};
 use pagetide_api::openapi::answers::{ModelCard, ModelList};
 use pagetide_api::openapi::{Operation, Tag};
@@ -106,14 +103,6 @@ fn model_card(model: &ModelInfo, name: &str) -> Value {
     })
 }
 
-async fn embed(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, HttpError> {
-    let EmbeddingRequest { mut request, format } = body.parse(&handle, embeddings::parse).await?;
-    let num_values = request.prompts.len() * handle.model().embedding_size as usize;
-    let mut generation = Generation::start(&handle, &mut request).await?;
-    generation.finish(drop).await?;
-    let prompts = generation.into_answers().into_prompts();
-    if prompts.iter().any(|prompt| prompt.facts.embedding.is_none()) {
-        return Err(engine_stopped().into());
-    }
-    body::answer(&handle, EmbeddingList::new(prompts, format, handle.model()), num_values).await
+pub async fn embed(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, HttpError> {
+    answer_embeddings(&handle, parse(&handle, body, embeddings::parse).await?).await
 }

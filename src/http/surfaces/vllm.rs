@@ -1,18 +1,60 @@
-//! vLLM's paths beside OpenAI's.
+//! vLLM's paths beside OpenAI's, and those that its users' gateways ask for.
 
-use crate::body::Body;
+use crate::admin::{self, Admin};
+use crate::body::{self, Body};
 use crate::error::HttpError;
-use crate::paths::{ApiPath, get, post};
-use crate::serving::{SubmittingHandle, convert};
-use actix_web::{HttpRequest, HttpResponse, web};
-use pagetide_api::openai::tokenize;
-use pagetide_api::openapi::answers::Version;
+use crate::paths::{ApiPath, for_admin, for_all, get, post};
+use crate::serving::{self, SubmittingHandle, answer_embeddings, convert, embed, parse};
+use crate::stream::EventBody;
+use crate::surfaces::openai;
+use actix_web::web::{self, Data};
+use actix_web::{HttpRequest, HttpResponse};
+use pagetide_actors::generation::collect;
+use pagetide_actors::live_settings::LiveSettings;
+use pagetide_actors::runtime::RuntimeHandle;
+use pagetide_api::openai::{Endpoint, chat, completion, embeddings, tokenize};
+use pagetide_api::openapi::answers::{Status, Version};
 use pagetide_api::openapi::{Operation, Tag};
+use pagetide_api::vllm::generated::GeneratedAnswer;
+use pagetide_api::vllm::rerank::RerankRequest;
+use pagetide_api::vllm::score::{ScoreList, ScoreRequest};
+use pagetide_api::vllm::{abort, generate, render, rerank, score};
+use pagetide_base::error::ApiError;
 use serde_json::json;
 
-pub static PATHS: [ApiPath; 3] = [
+pub static PATHS: [ApiPath; 25] = [
     post("/tokenize", || web::to(tokenize), tokenize::describe_tokenize),
     post("/detokenize", || web::to(detokenize), tokenize::describe_detokenize),
+    post("/v1/chat/completions/batch", || web::to(chat_batch), chat::describe_batch),
+    post(
+        "/v1/chat/completions/render",
+        || web::to(render_chat),
+        || render::describe("render_chat", "/v1/chat/completions"),
+    ),
+    post(
+        "/v1/completions/render",
+        || web::to(render_completion),
+        || render::describe("render_completion", "/v1/completions"),
+    ),
+    post("/v1/responses/render", || web::to(render_response), || render::describe("render_response", "/v1/responses")),
+    post("/v1/messages/render", || web::to(render_message), || render::describe("render_message", "/v1/messages")),
+    post("/inference/v1/generate", || web::to(generate), generate::describe),
+    get("/tokenizer_info", || web::to(tokenizer_info), describe_tokenizer_info),
+    post("/pooling", || web::to(pooling), embeddings::describe_pooling),
+    post("/score", || web::to(score), || score::describe("score")),
+    post("/v1/score", || web::to(score), || score::describe("score_v1")),
+    post("/rerank", || web::to(rerank), || rerank::describe("rerank")),
+    post("/v1/rerank", || web::to(rerank), || rerank::describe("rerank_v1")),
+    post("/v2/rerank", || web::to(rerank), || rerank::describe("rerank_v2")),
+    post("/reranking", || web::to(rerank), || rerank::describe("reranking")),
+    post("/v1/reranking", || web::to(rerank), || rerank::describe("reranking_v1")),
+    post("/inference/v1/abort_requests", || web::to(abort_requests), || abort::describe("abort_inference")),
+    post("/abort_requests", || web::to(abort_requests), || abort::describe("abort_requests")),
+    post("/invocations", || web::to(invocations), describe_invocations),
+    for_all(get("/ping", || web::to(ping), || describe_ping("ping"))),
+    for_all(post("/ping", || web::to(ping), || describe_ping("ping_by_post"))),
+    get("/load", || web::to(load), describe_load),
+    for_admin(get("/server_info", || web::to(server_info), describe_server_info)),
     get("/version", || web::to(version), describe_version),
 ];
 
@@ -22,6 +64,134 @@ async fn tokenize(handle: SubmittingHandle, request: HttpRequest, body: Body) ->
 
 async fn detokenize(handle: SubmittingHandle, request: HttpRequest, body: Body) -> Result<HttpResponse, HttpError> {
     convert(&handle, &request, body, tokenize::detokenize).await
+}
+
+async fn chat_batch(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, HttpError> {
+    serving::generate(&handle, Endpoint::Chat, parse(&handle, body, chat::parse_batch).await?).await
+}
+
+async fn render_chat(handle: SubmittingHandle, request: HttpRequest, body: Body) -> Result<HttpResponse, HttpError> {
+    convert(&handle, &request, body, render::chat).await
+}
+
+async fn render_completion(
+    handle: SubmittingHandle,
+    request: HttpRequest,
+    body: Body,
+) -> Result<HttpResponse, HttpError> {
+    convert(&handle, &request, body, render::completion).await
+}
+
+async fn render_response(
+    handle: SubmittingHandle,
+    request: HttpRequest,
+    body: Body,
+) -> Result<HttpResponse, HttpError> {
+    convert(&handle, &request, body, render::responses).await
+}
+
+async fn render_message(handle: SubmittingHandle, request: HttpRequest, body: Body) -> Result<HttpResponse, HttpError> {
+    convert(&handle, &request, body, render::messages).await
+}
+
+async fn generate(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, HttpError> {
+    let mut asked = parse(&handle, body, generate::parse).await?;
+    let answer = GeneratedAnswer::new(&asked, handle.model());
+    if asked.request.stream.is_some() {
+        return Ok(EventBody::start(&handle, asked.request, answer).await?.into_response());
+    }
+    let num_values = asked.request.num_answer_values(handle.model().max_model_len as usize);
+    let (choices, answers) = collect(&handle, &mut asked.request).await?;
+    body::answer(&handle, answer.whole(choices, answers), num_values).await
+}
+
+fn describe_tokenizer_info() -> Operation {
+    Operation::new(Tag::Text, "tokenizer_info", "The tokenizer's special tokens and the chat template")
+        .answers_json("Named as in tokenizer_config.json.")
+}
+
+async fn tokenizer_info(handle: Data<RuntimeHandle>) -> HttpResponse {
+    HttpResponse::Ok().json(handle.model().tokenizer_info())
+}
+
+async fn pooling(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, HttpError> {
+    answer_embeddings(&handle, parse(&handle, body, embeddings::parse_pooling).await?).await
+}
+
+async fn score(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, HttpError> {
+    let ScoreRequest { mut request, num_first } = parse(&handle, body, score::parse).await?;
+    let prompts = embed(&handle, &mut request).await?;
+    let num_values = prompts.len();
+    body::answer(&handle, ScoreList::new(&request.id, prompts, num_first, handle.model()), num_values).await
+}
+
+async fn rerank(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, HttpError> {
+    let RerankRequest { mut request, order } = parse(&handle, body, rerank::parse).await?;
+    let prompts = embed(&handle, &mut request).await?;
+    let num_values = prompts.len();
+    body::answer(&handle, order.answer(prompts, handle.model()), num_values).await
+}
+
+/// Aborts requests of the client that asks. Those that are not under way are left out, as they have ended.
+async fn abort_requests(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, HttpError> {
+    for id in body.parse(&handle, abort::parse).await? {
+        handle.requests().abort(&id, handle.tenant());
+    }
+    Ok(HttpResponse::Ok().finish())
+}
+
+fn describe_invocations() -> Operation {
+    Operation::new(Tag::Generation, "invocations", "Any request, as SageMaker sends it")
+        .about(
+            "The body's fields say what it asks for: messages a chat, prompt a completion, input embeddings, query \
+             documents in order, and text_1 or queries scores.",
+        )
+        .generates()
+        .answers_json("What the path for such bodies answers.")
+}
+
+async fn invocations(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, HttpError> {
+    let has = body.names(&["messages", "prompt", "input", "query", "text_1", "queries", "data_1"])?;
+    match has {
+        [true, ..] => serving::generate(&handle, Endpoint::Chat, parse(&handle, body, chat::parse).await?).await,
+        [_, true, ..] => {
+            serving::generate(&handle, Endpoint::Completion, parse(&handle, body, completion::parse).await?).await
+        }
+        [_, _, true, ..] => openai::embed(handle, body).await,
+        [_, _, _, true, ..] => rerank(handle, body).await,
+        [.., false, false, false] => {
+            let message = "the body must have messages, prompt, input, query, or text_1";
+            Err(ApiError::bad_request(message).into())
+        }
+        _ => score(handle, body).await,
+    }
+}
+
+fn describe_ping(id: &'static str) -> Operation {
+    Operation::new(Tag::Server, id, "The process lives and answers, as SageMaker asks").answers::<Status>("It does.")
+}
+
+async fn ping() -> HttpResponse {
+    HttpResponse::Ok().json(json!({"status": "ok"}))
+}
+
+fn describe_load() -> Operation {
+    Operation::new(Tag::Server, "load", "How many requests are under way").answers_json("server_load, a number.")
+}
+
+async fn load(handle: Data<RuntimeHandle>) -> HttpResponse {
+    HttpResponse::Ok().json(json!({"server_load": handle.requests().num()}))
+}
+
+fn describe_server_info() -> Operation {
+    Operation::new(Tag::Server, "server_info", "The settings in force, as /admin/config shows them")
+        .fails(&[403])
+        .answers_json("The version and the settings.")
+}
+
+async fn server_info(_: Admin, live_settings: Data<LiveSettings>) -> Result<HttpResponse, HttpError> {
+    let config = admin::config(&live_settings).await?;
+    Ok(HttpResponse::Ok().json(json!({"version": env!("CARGO_PKG_VERSION"), "config": config})))
 }
 
 fn describe_version() -> Operation {

@@ -1,0 +1,100 @@
+//! The fields of requests for embeddings and for what is made of embeddings.
+
+use crate::body::body_fields;
+use crate::checks::one_of;
+use crate::fields::memory::MemoryFields;
+use crate::fields::sampling;
+use crate::model_info::ModelInfo;
+use crate::request::{FieldNames, PromptRequest};
+use pagetide_base::error::ApiError;
+use pagetide_base::sampling::params::{Pooling, SamplingParams};
+use pagetide_text::truncation::Truncation;
+use utoipa::ToSchema;
+
+body_fields! {
+    pub struct PoolingFields {
+        /// Which of the final hidden states are taken: the last token's, or the mean of all. Default: what the model's
+        /// authors recommend (1_Pooling/config.json), else last.
+        #[schema(value_type = Option<PoolingName>)]
+        pub pooling: Option<String>,
+        /// Whether an embedding has length 1.
+        #[schema(default = true)]
+        pub normalize: Option<bool>,
+        /// vLLM's name for normalize.
+        #[schema(default = true)]
+        pub use_activation: Option<bool>,
+        /// Cuts a longer input to this many tokens; -1: to as many as the model has room for.
+        #[schema(minimum = -1)]
+        pub truncate_prompt_tokens: Option<i64>,
+        /// With truncate_prompt_tokens: left cuts off the input's beginning, right its end. Default: left, but special
+        /// tokens that the tokenizer puts before a text stay.
+        #[schema(value_type = Option<sampling::TruncationSide>)]
+        pub truncation_side: Option<String>,
+        /// do_not_pad: inputs are computed as they are. No other value is supported.
+        #[schema(value_type = Option<PaddingName>)]
+        pub padding: Option<String>,
+        /// Lower goes first under the priority policy.
+        #[schema(minimum = -2147483648, maximum = 2147483647, default = 0)]
+        pub priority: Option<i64>,
+        /// Requests share cached prefixes only with those of the same salt.
+        #[schema(min_length = 1, max_length = 1024)]
+        pub cache_salt: Option<String>,
+    }
+}
+
+#[derive(ToSchema)]
+#[schema(rename_all = "snake_case")]
+#[allow(dead_code, reason = "only described")]
+enum PoolingName {
+    Last,
+    Mean,
+}
+
+#[derive(ToSchema)]
+#[schema(rename_all = "snake_case")]
+#[allow(dead_code, reason = "only described")]
+enum PaddingName {
+    DoNotPad,
+}
+
+impl PoolingFields {
+    /// Whether an embedding is to have length 1.
+    pub fn normalize(&self) -> Result<bool, ApiError> {
+        match (self.normalize, self.use_activation) {
+            (Some(_), Some(_)) => {
+                Err(ApiError::invalid("use_activation", "use_activation and normalize cannot be combined"))
+            }
+            (normalize, use_activation) => Ok(normalize.or(use_activation).unwrap_or(true)),
+        }
+    }
+
+    /// A request for the embedding of a prompt, which is filled in later.
+    pub fn request(
+        self,
+        names: FieldNames,
+        memory: &MemoryFields,
+        model: &ModelInfo,
+    ) -> Result<PromptRequest, ApiError> {
+        one_of("pooling", self.pooling.as_deref(), &["last", "mean"])?;
+        one_of("padding", self.padding.as_deref(), &["do_not_pad"])?;
+        let pooling = match self.pooling.as_deref() {
+            Some("last") => Pooling::Last,
+            Some(_) => Pooling::Mean,
+            None => model.pooling,
+        };
+        let params = SamplingParams { pooling: Some(pooling), max_tokens: 1, ..SamplingParams::default() };
+        let cut = sampling::truncation(self.truncate_prompt_tokens, self.truncation_side.as_deref(), model)?;
+        let mut each = PromptRequest {
+            names,
+            // No output needs room.
+            truncation: cut.map(|cut| Truncation { keep: cut.keep.or(Some(model.max_model_len)), ..cut }),
+            ignore_eos: true,
+            seed: Some(0),
+            ..PromptRequest::without_prompt(params)
+        };
+        each.core.priority = sampling::priority(self.priority)?;
+        each.core.cache_salt = sampling::cache_salt(self.cache_salt)?;
+        each.core.terms = memory.terms()?;
+        Ok(each)
+    }
+}

@@ -1,0 +1,307 @@
+//! vLLM's paths beside OpenAI's.
+
+use crate::fake_engine::{ALIAS, EOS, MODEL, TestServer};
+use pagetide::config::{SchemaObjects, ServerConfig};
+use pagetide::text::grammar::GrammarSpec;
+use serde_json::{Value, json};
+
+#[actix_web::test]
+async fn embeddings_come_as_bytes_of_any_type() {
+    let server = TestServer::saying("x");
+    let body = |more: Value| {
+        let mut body = json!({"input": ["a", [1, 2, 3]], "normalize": false});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let base64 = body(json!({"encoding_format": "base64", "embed_dtype": "float16", "endianness": "big"}));
+    let answer = server.ok("/v1/embeddings", &base64).await;
+    // 2.0 and two zeros.
+    assert_eq!(answer["data"][0]["embedding"], "QAAAAAAA");
+
+    let bytes = server.post("/pooling", &body(json!({"encoding_format": "bytes"}))).await;
+    assert_eq!(bytes.headers()["content-type"], "application/octet-stream");
+    let metadata: Value = serde_json::from_str(bytes.headers()["metadata"].to_str().unwrap()).unwrap();
+    let second = json!({"index": 1, "embed_dtype": "float32", "endianness": "little",
+                        "start": 12, "end": 24, "shape": [3]});
+    assert_eq!((&metadata["data"][1], &metadata["usage"]["prompt_tokens"]), (&second, &json!(5)));
+    let bytes = bytes.bytes().await.unwrap();
+    assert_eq!((bytes.len(), &bytes[12..16]), (24, &3.0_f32.to_le_bytes()[..]));
+
+    let only = server.post("/v1/embeddings", &body(json!({"encoding_format": "bytes_only"}))).await;
+    assert!(!only.headers().contains_key("metadata"));
+    for (field, value) in [("embed_dtype", "int8"), ("endianness", "middle"), ("encoding_format", "hex")] {
+        let (status, error) = server.refused("/v1/embeddings", &body(json!({ field: value }))).await;
+        assert_eq!((status, error["param"].as_str()), (400, Some(field)), "{error}");
+    }
+}
+
+#[actix_web::test]
+async fn embeddings_of_chats_and_of_tasks() {
+    let server = TestServer::saying("x");
+    let chat = json!({"messages": [{"role": "user", "content": "a"}], "use_activation": false});
+    let answer = server.ok("/pooling", &chat).await;
+    assert_eq!((&answer["object"], &answer["data"][0]["object"]), (&json!("list"), &json!("pooling")));
+    // The template's text has nothing after the message, and no special tokens.
+    assert_eq!(answer["data"][0]["data"][0], "[user]a\n".len() as f64);
+    server.ok("/pooling", &json!({"input": "a", "task": "embed"})).await;
+    for (body, param) in [
+        (json!({"input": "a", "task": "classify"}), "task"),
+        (json!({"input": "a", "messages": [{"role": "user", "content": "a"}]}), "messages"),
+        (json!({"input": "a", "normalize": true, "use_activation": true}), "use_activation"),
+        (json!({"input": "a", "padding": "max_length"}), "padding"),
+        (json!({}), "input"),
+    ] {
+        let (status, error) = server.refused("/pooling", &body).await;
+        assert_eq!((status, error["param"].as_str()), (400, Some(param)), "{error}");
+    }
+}
+
+#[actix_web::test]
+async fn texts_are_scored_and_ranked() {
+    let server = TestServer::saying("x");
+    for path in ["/score", "/v1/score"] {
+        let answer = server.ok(path, &json!({"text_1": "a", "text_2": ["b", "cd"]})).await;
+        // The fake engine's embeddings all have one direction.
+        assert_eq!(answer["data"][1], json!({"index": 1, "object": "score", "score": 1.0}));
+        assert_eq!(answer["usage"]["prompt_tokens"], 7);
+    }
+    let pairs = server.ok("/score", &json!({"queries": ["a", "b"], "documents": ["c", "d"]})).await;
+    assert_eq!(pairs["data"].as_array().unwrap().len(), 2);
+    for (body, param) in [
+        (json!({"text_1": ["a", "b"], "text_2": "c"}), "text_1"),
+        (json!({"text_1": "a"}), "text_2"),
+        (json!({"text_1": "a", "data_1": "b", "text_2": "c"}), "data_1"),
+    ] {
+        let (status, error) = server.refused("/score", &body).await;
+        assert_eq!((status, error["param"].as_str()), (400, Some(param)), "{error}");
+    }
+    let body = json!({"query": "a", "documents": ["b", {"text": "c"}, "d"], "top_n": 2});
+    for path in ["/rerank", "/v1/rerank", "/v2/rerank", "/reranking", "/v1/reranking"] {
+        let answer = server.ok(path, &body).await;
+        let first = json!({"index": 0, "document": {"text": "b"}, "relevance_score": 1.0});
+        assert_eq!((answer["results"].as_array().unwrap().len(), &answer["results"][0]), (2, &first), "{path}");
+    }
+    let answer = server.ok("/rerank", &json!({"query": "a", "texts": ["b"], "return_text": true})).await;
+    assert_eq!(answer, json!([{"index": 0, "score": 1.0, "text": "b"}]));
+    let (status, error) = server.refused("/rerank", &json!({"query": "a", "documents": ["b", {}]})).await;
+    assert_eq!((status, error["param"].as_str()), (400, Some("documents[1].text")));
+}
+
+#[actix_web::test]
+async fn a_batch_answers_each_conversation() {
+    let server = TestServer::saying("x");
+    let message = |text: &str| json!([{"role": "user", "content": text}]);
+    let body = json!({"messages": [message("a"), message("b"), message("c")], "max_tokens": 4});
+    let answer = server.ok("/v1/chat/completions/batch", &body).await;
+    let choices = answer["choices"].as_array().unwrap();
+    let indices: Vec<_> = choices.iter().map(|choice| choice["index"].as_u64().unwrap()).collect();
+    assert_eq!((indices, &choices[2]["message"]["content"]), (vec![0, 1, 2], &json!("x")));
+    assert_eq!(server.submits().len(), 3);
+    for (body, param) in [
+        (json!({"messages": []}), "messages"),
+        (json!({"messages": [message("a"), []]}), "messages[1]"),
+        (json!({"messages": [message("a"), [{"role": "robot", "content": "b"}]]}), "messages[1][0].role"),
+        (json!({"messages": [message("a")], "stream": true}), "stream"),
+    ] {
+        let (status, error) = server.refused("/v1/chat/completions/batch", &body).await;
+        assert_eq!((status, error["param"].as_str()), (400, Some(param)), "{error}");
+    }
+}
+
+/// What is rendered and then generated is what is asked at once.
+#[actix_web::test]
+async fn a_rendered_request_is_the_request() {
+    let server = TestServer::replying("some text".bytes().map(u32::from).collect());
+    let chat = json!({
+        "messages": [{"role": "user", "content": "a"}], "temperature": 0.3, "top_k": 5, "seed": 7, "max_tokens": 20,
+        "stop": ["xy"], "logit_bias": {"5": -1.5}, "logprobs": true, "top_logprobs": 2, "cache_salt": "s",
+        "presence_penalty": 0.1, "response_format": {"type": "json_object"}, "request_id": "mine",
+    });
+    let completion = json!({"prompt": ["a", "b"], "max_tokens": 3, "ignore_eos": true, "allowed_token_ids": [5, 6]});
+    let response = json!({"input": "a", "max_output_tokens": 3});
+    let message = json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 3});
+    for (path, body) in [
+        ("/v1/chat/completions", chat),
+        ("/v1/completions", completion),
+        ("/v1/responses", response),
+        ("/v1/messages", message),
+    ] {
+        let before = server.submits().len();
+        server.ok(path, &body).await;
+        let asked = server.submits().split_off(before);
+        let rendered = server.ok(&format!("{path}/render"), &body).await;
+        let rendered = if rendered.is_array() { rendered } else { json!([rendered]) };
+        assert_eq!(server.submits().len(), before + asked.len(), "rendering runs nothing");
+        for (body, asked) in rendered.as_array().unwrap().iter().zip(asked) {
+            server.ok("/inference/v1/generate", body).await;
+            let generated = server.last_submit();
+            assert_eq!(generated.prompt_tokens, asked.prompt_tokens, "{path}");
+            assert_eq!(generated.params, asked.params, "{path}");
+            assert_eq!((generated.seed, generated.n, generated.ignore_eos), (asked.seed, asked.n, asked.ignore_eos));
+            assert_eq!((generated.priority, generated.cache_salt), (asked.priority, asked.cache_salt));
+            assert_eq!(generated.grammar.map(|grammar| grammar.spec), asked.grammar.map(|grammar| grammar.spec));
+        }
+    }
+}
+
+#[actix_web::test]
+async fn token_ids_go_in_and_come_out() {
+    let server = TestServer::replying("abc".bytes().map(u32::from).collect());
+    let body = json!({"request_id": "r", "token_ids": [1, 2], "sampling_params": {"max_tokens": 10, "logprobs": 1}});
+    let answer = server.ok("/inference/v1/generate", &body).await;
+    assert_eq!((&answer["request_id"], &answer["output_mode"]), (&json!("r"), &json!("tokens")));
+    let choice = &answer["choices"][0];
+    assert_eq!(choice["token_ids"], json!([97, 98, 99, EOS]));
+    assert_eq!((&choice["finish_reason"], &choice["text"]), (&json!("stop"), &Value::Null));
+    let first = &choice["logprobs"]["content"][0];
+    assert_eq!((&first["token_id"], first["top_logprobs"].as_array().unwrap().len()), (&json!(97), 1));
+    assert_eq!(answer["usage"]["completion_tokens"], 4);
+
+    let mut body = body;
+    body["output_mode"] = "text".into();
+    body["return_token_ids"] = true.into();
+    let chunks = server.stream("/inference/v1/generate", &body).await;
+    let text: String = chunks.iter().map(|chunk| chunk["choices"][0]["text"].as_str().unwrap()).collect();
+    let ids = chunks.iter().flat_map(|chunk| chunk["choices"][0]["token_ids"].as_array().unwrap().clone());
+    assert_eq!((text.as_str(), ids.collect::<Vec<_>>()), ("abc", vec![json!(97), json!(98), json!(99), json!(EOS)]));
+    assert_eq!((&chunks[0]["prompt_token_ids"], &chunks[1]["prompt_token_ids"]), (&json!([1, 2]), &Value::Null));
+
+    for (body, param) in [
+        (json!({"token_ids": [1]}), "sampling_params"),
+        (json!({"token_ids": [], "sampling_params": {}}), "token_ids"),
+        (json!({"token_ids": [1, 5000], "sampling_params": {}}), "token_ids[1]"),
+        (json!({"token_ids": [1], "sampling_params": {"temperature": -1}}), "sampling_params.temperature"),
+        (json!({"token_ids": [1], "sampling_params": {"n": "two"}}), "sampling_params.n"),
+        (json!({"token_ids": [1], "sampling_params": {}, "output_mode": "bytes"}), "output_mode"),
+        (json!({"token_ids": [1], "sampling_params": {}, "kv_transfer_params": {"a": 1}}), "kv_transfer_params"),
+    ] {
+        let (status, error) = server.refused("/inference/v1/generate", &body).await;
+        assert_eq!((status, error["param"].as_str()), (400, Some(param)), "{error}");
+    }
+}
+
+#[actix_web::test]
+async fn a_request_is_aborted_by_its_id() {
+    let (server, mut running) = TestServer::by_hand();
+    let body = json!({"prompt": "a", "request_id": "mine", "max_tokens": 50});
+    let answer = actix_web::rt::spawn(server.client.post(format!("{}/v1/completions", server.url)).json(&body).send());
+    let request = running.recv().await.unwrap();
+    request.text(0, "so far");
+    let load: Value = server.get("/load").await.json().await.unwrap();
+    assert_eq!(load, json!({"server_load": 1}));
+    let (status, error) = server.refused("/v1/completions", &body).await;
+    assert_eq!((status, error["param"].as_str()), (400, Some("request_id")), "the id is taken");
+    let abort = server.post("/abort_requests", &json!({"request_ids": ["cmpl-mine", "other"]})).await;
+    assert_eq!(abort.status(), 200);
+    let answer: Value = answer.await.unwrap().unwrap().json().await.unwrap();
+    assert_eq!(answer["id"], "cmpl-mine");
+    let choice = &answer["choices"][0];
+    assert_eq!((&choice["finish_reason"], &choice["text"]), (&json!("abort"), &json!("so far")));
+    let load: Value = server.get("/load").await.json().await.unwrap();
+    assert_eq!(load, json!({"server_load": 0}));
+}
+
+#[actix_web::test]
+async fn invocations_are_what_their_fields_say() {
+    let server = TestServer::saying("x");
+    for (body, field) in [
+        (json!({"messages": [{"role": "user", "content": "a"}]}), "choices"),
+        (json!({"prompt": "a"}), "choices"),
+        (json!({"input": "a"}), "data"),
+        (json!({"query": "a", "documents": ["b"]}), "results"),
+        (json!({"text_1": "a", "text_2": "b"}), "data"),
+    ] {
+        assert!(server.ok("/invocations", &body).await[field].is_array(), "{body}");
+    }
+    let (status, _) = server.refused("/invocations", &json!({"model": MODEL})).await;
+    assert_eq!(status, 400);
+}
+
+#[actix_web::test]
+async fn what_gateways_ask_for() {
+    let config = ServerConfig { api_keys: vec!["key".into()], admin_key: "admin".into(), ..ServerConfig::default() };
+    let server = TestServer::configured(&config);
+    assert_eq!(server.get("/ping").await.status(), 200, "without a key");
+    let get = |path: &str, key: &str| server.client.get(format!("{}{path}", server.url)).bearer_auth(key).send();
+    let info: Value = get("/tokenizer_info", "key").await.unwrap().json().await.unwrap();
+    assert_eq!((&info["bos_token"], &info["vocab_size"]), (&json!("<s>"), &json!(264)));
+    assert!(info["chat_template"].as_str().unwrap().contains("{% for m in messages %}"));
+    assert_eq!(get("/server_info", "key").await.unwrap().status(), 401);
+    let info: Value = get("/server_info", "admin").await.unwrap().json().await.unwrap();
+    assert!(info["config"]["live"]["server.api_keys"]["value"][0] == "(secret)", "{info}");
+    let models: Value = get("/v1/models", "key").await.unwrap().json().await.unwrap();
+    assert_eq!(models["data"][1]["id"], ALIAS);
+}
+
+#[actix_web::test]
+async fn an_answer_reports_the_load_where_it_is_asked_to() {
+    let server = TestServer::saying("x");
+    let ask = |format: &'static str| {
+        let request = server.client.post(format!("{}/v1/completions", server.url)).json(&json!({"prompt": "a"}));
+        request.header("endpoint-load-metrics-format", format).send()
+    };
+    let text = ask("TEXT").await.unwrap().headers()["endpoint-load-metrics"].to_str().unwrap().to_owned();
+    assert!(text.starts_with("TEXT named_metrics.kv_cache_usage_perc=0.") && text.contains("num_requests_waiting="));
+    let json = ask("json").await.unwrap().headers()["endpoint-load-metrics"].to_str().unwrap().to_owned();
+    let report: Value = serde_json::from_str(json.strip_prefix("JSON ").unwrap()).unwrap();
+    assert!(report["named_metrics"]["kv_cache_usage_perc"].is_f64());
+    assert!(!ask("xml").await.unwrap().headers().contains_key("endpoint-load-metrics"));
+}
+
+#[actix_web::test]
+async fn answers_have_the_fields_that_vllms_and_sglangs_clients_read() {
+    let server = TestServer::saying("x");
+    let chat = json!({"messages": [{"role": "user", "content": "a"}]});
+    let answer = server.ok("/v1/chat/completions", &chat).await;
+    for (object, field) in [
+        (&answer, "prompt_logprobs"),
+        (&answer, "prompt_token_ids"),
+        (&answer["choices"][0], "token_ids"),
+        (&answer["choices"][0], "stop_reason"),
+        (&answer["choices"][0]["message"], "reasoning"),
+        (&answer["choices"][0]["message"], "reasoning_content"),
+    ] {
+        assert_eq!(object.get(field), Some(&Value::Null), "{field}: {answer}");
+    }
+    assert_eq!(answer["choices"][0]["matched_stop"], EOS, "the end token");
+    assert_eq!(answer["usage"]["reasoning_tokens"], 0);
+    let body = json!({"prompt": "a", "stop": "x", "logprobs": 1, "return_tokens_as_token_ids": true});
+    let answer = server.ok("/v1/completions", &body).await;
+    let choice = &answer["choices"][0];
+    assert_eq!((&choice["matched_stop"], &choice["logprobs"]["tokens"]), (&json!("x"), &json!(["token_id:120"])));
+    let cut = server.ok("/v1/completions", &json!({"prompt": "a", "max_tokens": 1})).await;
+    assert_eq!(cut["choices"][0].get("matched_stop"), Some(&Value::Null));
+}
+
+#[actix_web::test]
+async fn a_stream_ends_with_usage_where_the_server_says_so() {
+    let server = TestServer::configured(&ServerConfig { force_include_usage: true, ..ServerConfig::default() });
+    let chunks = server.stream("/v1/completions", &json!({"prompt": "a", "max_tokens": 2})).await;
+    assert!(chunks.last().unwrap()["usage"]["completion_tokens"].is_number());
+}
+
+/// `server.schema_objects`.
+#[actix_web::test]
+async fn objects_of_schemas_are_closed_unless_the_server_or_the_schema_opens_them() {
+    let schema = json!({"type": "object", "properties": {"a": {"type": "string"}}});
+    let body = |strict: Value| {
+        let format = json!({"type": "json_schema", "json_schema": {"name": "s", "schema": schema, "strict": strict}});
+        json!({"prompt": "a", "response_format": format})
+    };
+    let is_closed = |server: &TestServer| match server.last_submit().grammar.unwrap().spec {
+        GrammarSpec::JsonSchema(schema) => schema.get("additionalProperties") == Some(&json!(false)),
+        other => panic!("{other:?}"),
+    };
+    let closing = TestServer::saying("x");
+    let open = ServerConfig { schema_objects: SchemaObjects::Open, ..ServerConfig::default() };
+    let opening = TestServer::configured(&open);
+    for (server, strict, closed) in [
+        (&closing, Value::Null, true),
+        (&closing, json!(false), true),
+        (&opening, Value::Null, false),
+        (&opening, json!(true), true),
+    ] {
+        server.ok("/v1/completions", &body(strict.clone())).await;
+        assert_eq!(is_closed(server), closed, "{strict}");
+    }
+}
