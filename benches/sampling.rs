@@ -55,7 +55,7 @@ fn rows(criterion: &mut Criterion) {
         // Tokens from all of the vocabulary, some of them more than once.
         let spread = |count: u32, step: u32| (0..count).map(|i| i % 200 * step % vocab_size as u32).collect();
         let (prompt, output): (Vec<u32>, Vec<u32>) = (spread(PROMPT_TOKENS, 8_191), spread(OUTPUT_TOKENS, 12_289));
-        let history = History { prompt: &prompt, output: &output };
+        let history = History { prompt: &prompt, output: &output, ..History::default() };
         let mut sampler = Sampler::new();
         for (name, params) in cases() {
             let mut draw = Draw { seed: 1, sample_index: 0, position: 0 };

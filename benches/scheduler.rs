@@ -161,7 +161,7 @@ impl Load {
 fn execute(plan: StepPlan) -> StepOutput {
     let seqs = plan.batch.iter().map(|planned| {
         let mut output = SeqOutput::of(planned.seq);
-        output.sampled.extend(planned.sample.iter().map(|_| Sampled { token: 7, logprobs: None }));
+        output.sampled.extend(planned.sample.iter().map(|_| Sampled::of(7)));
         output
     });
     let forward_s = 0.01 + plan.num_tokens() as f64 * 1e-4;

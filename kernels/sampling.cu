@@ -5,7 +5,8 @@
 
 constexpr int SAMPLE_THREADS = 1024;
 
-enum RequestKind : uint32_t { SAMPLE, SAMPLE_WITH_LOGPROBS, PROMPT_LOGPROBS };
+// The host answers requests of kind ON_HOST, and the kernels pass over them.
+enum RequestKind : uint32_t { SAMPLE, SAMPLE_WITH_LOGPROBS, PROMPT_LOGPROBS, ON_HOST };
 
 // Offsets are in words, from the start of the requests' memory.
 struct Request {
@@ -303,7 +304,7 @@ __device__ __forceinline__ uint64_t share_of(uint64_t total, uint64_t share) {
 // The next token of each request that samples. grid: requests; dynamic shared memory: Scratch
 KERNEL(SAMPLE_THREADS, sample_tokens, SamplingParams) {
     const Request& request = request_of(p);
-    if (request.kind == PROMPT_LOGPROBS) {
+    if (request.kind == PROMPT_LOGPROBS || request.kind == ON_HOST) {
         return;
     }
     DYNAMIC_SHARED(shared);
@@ -385,7 +386,7 @@ __device__ __forceinline__ void write_top(const SamplingParams& p, const Request
 // grid: requests; dynamic shared memory: Scratch
 KERNEL(SAMPLE_THREADS, find_logprobs, SamplingParams) {
     const Request& request = request_of(p);
-    if (request.kind == SAMPLE) {
+    if (request.kind == SAMPLE || request.kind == ON_HOST) {
         return;
     }
     DYNAMIC_SHARED(shared);

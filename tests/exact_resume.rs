@@ -6,9 +6,10 @@ use pagetide::backend::cpu::Isa;
 use pagetide::config::{AdmissionPolicy, Config, DtypeChoice, Overlap, PreemptionMode};
 use pagetide::metrics;
 use pagetide::offline::{Engine, GenerateParams, RequestOutput};
+use pagetide::sampling::extra::{Dry, DryBreakers, DynamicTemperature, ExtraSamplers, Mirostat, MirostatVersion, Xtc};
 use pagetide::sampling::params::SamplingParams;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 const MODEL: &str = "tests/data/models/llama-gqa-tied";
 
@@ -47,8 +48,36 @@ fn params(i: usize) -> GenerateParams {
     GenerateParams { sampling, n, seed: Some(i as u64), ignore_eos: true, ..GenerateParams::default() }
 }
 
+/// Samplers whose draws depend on the tokens before, or on a state of their own.
+fn params_with_samplers(i: usize) -> GenerateParams {
+    let mut params = params(i);
+    let mirostat = |version| Some(Mirostat { version, tau: 4.0, eta: 0.2 });
+    let breakers = Arc::new(DryBreakers { single: (0..20).collect(), longer: vec![(30, vec![31])] });
+    let extra = match i % 4 {
+        0 => ExtraSamplers { mirostat: mirostat(MirostatVersion::Two), ..ExtraSamplers::default() },
+        1 => ExtraSamplers { mirostat: mirostat(MirostatVersion::One), ..ExtraSamplers::default() },
+        2 => ExtraSamplers {
+            dry: Some(Dry { multiplier: 1.5, base: 1.75, allowed_length: 1, last_n: Some(200), breakers }),
+            ..ExtraSamplers::default()
+        },
+        _ => ExtraSamplers {
+            top_n_sigma: 2.5,
+            typical_p: 0.9,
+            xtc: Some(Xtc { probability: 0.5, threshold: 0.02 }),
+            dynamic_temperature: Some(DynamicTemperature { range: 0.5, exponent: 1.0 }),
+            min_keep: 3,
+            ..ExtraSamplers::default()
+        },
+    };
+    // DRY also where the most likely token is taken.
+    params.sampling.temperature = if i % 8 == 2 { 0.0 } else { 1.0 };
+    params.sampling.repeat_last_n = Some(10);
+    params.sampling.extra = (i % 5 != 4).then(|| Box::new(extra));
+    params
+}
+
 /// Runs all requests at the same time, each from its own thread and with its own parameters.
-fn run_all(engine: &Engine, count: usize) -> Vec<RequestOutput> {
+fn run_all(engine: &Engine, count: usize, params: fn(usize) -> GenerateParams) -> Vec<RequestOutput> {
     std::thread::scope(|scope| {
         let run = |(i, prompt): (usize, Vec<u32>)| scope.spawn(move || engine.generate([prompt], &params(i)).remove(0));
         let running: Vec<_> = prompts(count).into_iter().enumerate().map(run).collect();
@@ -56,7 +85,7 @@ fn run_all(engine: &Engine, count: usize) -> Vec<RequestOutput> {
     })
 }
 
-fn run_one_by_one(engine: &Engine, count: usize) -> Vec<RequestOutput> {
+fn run_one_by_one(engine: &Engine, count: usize, params: fn(usize) -> GenerateParams) -> Vec<RequestOutput> {
     let one = |(i, prompt)| engine.generate([prompt], &params(i)).remove(0).expect("every request is answered");
     prompts(count).into_iter().enumerate().map(one).collect()
 }
@@ -116,7 +145,7 @@ static ONE_TEST: Mutex<()> = Mutex::new(());
 
 /// Runs `count` requests one by one, and then all at once under each pressure. `device` makes settings for all these
 /// runs.
-fn check(count: usize, device: &dyn Fn(&mut Config), pressures: &[Pressure]) {
+fn check(count: usize, params: fn(usize) -> GenerateParams, device: &dyn Fn(&mut Config), pressures: &[Pressure]) {
     let _one_test = ONE_TEST.lock().unwrap_or_else(PoisonError::into_inner);
     metrics::install();
     let quiet = engine(|config| {
@@ -124,7 +153,7 @@ fn check(count: usize, device: &dyn Fn(&mut Config), pressures: &[Pressure]) {
         config.cache.enable_prefix_caching = false;
         config.device.threads = 1;
     });
-    let expected = run_one_by_one(&quiet, count);
+    let expected = run_one_by_one(&quiet, count, params);
     drop(quiet);
 
     for pressure in pressures {
@@ -141,7 +170,7 @@ fn check(count: usize, device: &dyn Fn(&mut Config), pressures: &[Pressure]) {
             isa = config.device.isa.to_string();
         });
         let what = format!("{mode} with {blocks} blocks of {block_size}, overlap {overlap}, isa {isa}");
-        assert_same(&run_all(&tight, count), &expected, &what);
+        assert_same(&run_all(&tight, count, params), &expected, &what);
         let [swaps, recomputes] = [preemptions("swap") - before[0], preemptions("recompute") - before[1]];
         eprintln!("{what}: {swaps} preemptions by swapping, {recomputes} by recomputation");
         match mode {
@@ -154,7 +183,7 @@ fn check(count: usize, device: &dyn Fn(&mut Config), pressures: &[Pressure]) {
             }
         }
         // Once more, with a warm cache.
-        let warm = run_all(&tight, count);
+        let warm = run_all(&tight, count, params);
         assert_same(&warm, &expected, &format!("{what}, warm"));
         // Only full blocks are cached, and larger ones exceed most prompts.
         if block_size <= 16 {
@@ -177,7 +206,19 @@ fn text_is_the_same_however_memory_is_short() {
         pressure(PreemptionMode::Swap, 1, 240, 2, 64, Overlap::On),
         pressure(PreemptionMode::Auto, 64, 8, 4, 512, Overlap::Auto),
     ];
-    check(160, &|_| {}, &pressures);
+    check(160, params, &|_| {}, &pressures);
+}
+
+/// Mirostat's state comes back with the sequence, however it was preempted.
+#[test]
+fn samplers_of_the_host_give_the_same_text() {
+    let pressures = [
+        pressure(PreemptionMode::Swap, 16, 24, 2, 256, Overlap::Off),
+        pressure(PreemptionMode::Swap, 16, 24, 2, 256, Overlap::On),
+        pressure(PreemptionMode::Recompute, 16, 24, 3, 300, Overlap::Off),
+        pressure(PreemptionMode::Recompute, 5, 60, 3, 90, Overlap::On),
+    ];
+    check(80, params_with_samplers, &|_| {}, &pressures);
 }
 
 /// Uses bfloat16, because some instruction sets multiply matrices of this type with instructions of their own.
@@ -192,7 +233,7 @@ fn every_instruction_set_gives_the_same_text() {
             config.model.dtype = DtypeChoice::Bfloat16;
             config.device.isa = isa.name().parse().expect("the configuration has every instruction set");
         };
-        check(70, &device, &pressures);
+        check(70, params, &device, &pressures);
     }
 }
 

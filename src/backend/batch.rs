@@ -90,8 +90,11 @@ pub enum LogitsWant<'a> {
         /// The tokens that penalties count. They may be empty if the parameters have no penalties.
         prompt: &'a [TokenId],
         output: &'a [TokenId],
+        /// Mirostat's mu behind the last token; 0 without mirostat.
+        mu: f32,
         /// Set if the host does not know the last token of the output yet, so that `output` lacks it: the index of the
-        /// request of the previous step that sampled it.
+        /// request of the previous step that sampled it. `None` where the host draws
+        /// ([`SamplingParams::draws_on_host`]); such a request is no source of tokens either.
         pending: Option<u32>,
         draw: Draw,
     },

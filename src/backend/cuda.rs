@@ -18,6 +18,7 @@ pub mod driver;
 pub mod experts;
 mod graphs;
 mod hidden;
+mod host_draws;
 mod kv_pools;
 mod options;
 pub mod rows;

@@ -12,7 +12,7 @@ pub const MAX_IDLE_TURNS: usize = 1_000;
 pub fn made_up_output(plan: &StepPlan) -> StepOutput {
     let output = |seq: &PlannedSeq| {
         let num_samples = seq.sample.as_ref()?.num_samples as usize;
-        let sampled = Sampled { token: seq.seq.0 as TokenId, logprobs: None };
+        let sampled = Sampled::of(seq.seq.0 as TokenId);
         Some(SeqOutput { sampled: SampledTokens::from_elem(sampled, num_samples), ..SeqOutput::of(seq.seq) })
     };
     StepOutput { seqs: plan.batch.iter().filter_map(output).collect(), ..StepOutput::default() }

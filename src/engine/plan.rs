@@ -157,6 +157,8 @@ pub struct SamplePlan {
     pub position: u32,
     /// Set if sampling reads it: see [`SamplingParams::has_penalties`].
     pub history: Option<Box<SampleHistory>>,
+    /// Mirostat's mu behind the token before; 0 without mirostat.
+    pub mu: f32,
     /// Samples `first_sample .. first_sample + num_samples` of the request, each with its own random numbers. There is
     /// more than one if a prompt has just been computed for all of them.
     pub first_sample: u32,

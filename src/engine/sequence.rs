@@ -177,6 +177,12 @@ pub struct Sequence {
     is_beam: bool,
     pub has_penalties: bool,
     has_end_tokens: bool,
+    /// The host draws its tokens when a step is done.
+    #[serde(default)]
+    draws_on_host: bool,
+    /// Mirostat's mu behind the output's last token; 0 without mirostat.
+    #[serde(default)]
+    pub mu: f32,
     /// Rules for the output that depend on what it is so far.
     pub guide: Option<Guide>,
     /// What the rules allow for the token that the plan in flight samples.
@@ -231,6 +237,8 @@ impl Sequence {
             is_beam: params.beam.is_some(),
             has_penalties: params.has_penalties(),
             has_end_tokens,
+            draws_on_host: params.draws_on_host(),
+            mu: params.first_mu(),
             params,
             prompt,
             output,
@@ -295,9 +303,10 @@ impl Sequence {
         self.is_beam
     }
 
-    /// Whether the next step depends on what this one samples: rules, or a choice among beams.
+    /// Whether the next step depends on what this one samples: rules, a choice among beams, or a token that the device
+    /// does not know.
     pub fn decides(&self) -> bool {
-        self.guide.is_some() || self.is_beam()
+        self.guide.is_some() || self.is_beam() || self.draws_on_host
     }
 
     /// How many samples are drawn from the logits of its last token.

@@ -47,7 +47,7 @@ impl NullRunner {
     }
 
     fn samples(&self, plan: &SamplePlan) -> SampledTokens {
-        let SamplePlan { params, position, history: _, first_sample, num_samples, next } = plan;
+        let SamplePlan { params, position, history: _, mu: _, first_sample, num_samples, next } = plan;
         // If a constraint failed, the scheduler drops the sampled token.
         let next = next.as_deref().and_then(|next| next.get().as_ref().ok());
         let own_limits = if next.is_none() { params.limits(*position as usize) } else { TokenLimits::default() };
@@ -55,7 +55,8 @@ impl NullRunner {
         let sample = |sample_index| {
             let draw = Draw { seed: params.seed, sample_index, position: *position };
             let token = self.token(draw, params, limits);
-            Sampled { token, logprobs: params.logprobs.map(|num_top| Box::new(self.logprobs(token, num_top))) }
+            let logprobs = params.logprobs.map(|num_top| Box::new(self.logprobs(token, num_top)));
+            Sampled { logprobs, ..Sampled::of(token) }
         };
         (*first_sample..first_sample + num_samples).map(sample).collect()
     }

@@ -313,13 +313,14 @@ fn sample_wants<'a>(
     limits: Option<&'a TokenLimits>,
     pending: Option<u32>,
 ) -> impl Iterator<Item = LogitsWant<'a>> {
-    let SamplePlan { params, position, history, first_sample, num_samples, next: _ } = plan;
+    let SamplePlan { params, position, history, mu, first_sample, num_samples, next: _ } = plan;
     let (prompt, output) = history.as_ref().map_or((&[][..], &[][..]), |history| (&history.prompt, &history.output));
     (*first_sample..first_sample + num_samples).map(move |sample_index| LogitsWant::Sample {
         params,
         limits,
         prompt,
         output,
+        mu: *mu,
         pending,
         draw: Draw { seed: params.seed, sample_index, position: *position },
     })

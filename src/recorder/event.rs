@@ -68,7 +68,7 @@ pub struct Arrived {
     pub priority: i32,
     pub terms: Terms,
     pub tenant: Tenant,
-    /// Whether its output follows rules.
+    /// Whether the next step always depends on its draws: its output follows rules, or the host draws its tokens.
     pub has_rules: bool,
 }
 
@@ -90,7 +90,7 @@ impl Arrived {
             priority: arrival.priority,
             terms: arrival.terms,
             tenant: arrival.tenant,
-            has_rules: arrival.constraint.is_some() || !params.bad_words.is_empty(),
+            has_rules: arrival.constraint.is_some() || !params.bad_words.is_empty() || params.draws_on_host(),
         }
     }
 
@@ -153,7 +153,7 @@ impl Committed {
         let of = |seq: &SeqOutput| {
             let after = seq.seq.0.wrapping_sub(std::mem::replace(&mut last, seq.seq.0)) as i64;
             match &seq.sampled[..] {
-                [Sampled { token, logprobs: None }] if seq.prompt_logprobs.is_empty() => {
+                [Sampled { token, logprobs: None, .. }] if seq.prompt_logprobs.is_empty() => {
                     RecordedOutput::Token(after, *token)
                 }
                 sampled => RecordedOutput::Other {
@@ -179,7 +179,7 @@ impl Committed {
     pub fn output(&self) -> StepOutput {
         let sampled = |tokens: &[TokenId], has_logprobs: bool| {
             let logprobs = || has_logprobs.then(|| Box::new(PositionLogprobs::unknown()));
-            tokens.iter().map(|token| Sampled { token: *token, logprobs: logprobs() }).collect::<SmallVec<_>>()
+            tokens.iter().map(|token| Sampled { logprobs: logprobs(), ..Sampled::of(*token) }).collect::<SmallVec<_>>()
         };
         let seqs = self.seqs().map(|(seq, output)| match output {
             RecordedOutput::Token(_, token) => SeqOutput { sampled: sampled(&[*token], false), ..SeqOutput::of(seq) },

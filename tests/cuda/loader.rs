@@ -62,6 +62,7 @@ fn token(runner: &mut impl StepRunner) -> u32 {
                 params: Arc::new(SamplingParams { temperature: 0.0, ..SamplingParams::default() }),
                 position: 0,
                 history: None,
+                mu: 0.0,
                 first_sample: 0,
                 num_samples: 1,
             }),

@@ -14,10 +14,12 @@ use pagetide::engine::state::EngineState;
 use pagetide::ids::RequestId;
 use pagetide::model::runner::{ModelRunner, PoolSizes};
 use pagetide::model::step_runner::StepRunner;
+use pagetide::sampling::extra::{Dry, ExtraSamplers, Mirostat, MirostatVersion};
 use pagetide::sampling::params::{Sampled, SamplingParams};
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
 use std::rc::Rc;
+use std::sync::Arc;
 
 const MAX_MODEL_LEN: usize = 96;
 
@@ -30,6 +32,8 @@ struct Setting {
     num_swap_blocks: usize,
     mode: PreemptionMode,
     overlap: bool,
+    /// Some requests have samplers that only the host has.
+    extra: bool,
 }
 
 /// An engine without actors: scheduler, pools and runner in one loop.
@@ -48,7 +52,7 @@ impl EmulatedEngine {
     }
 
     fn with(device: &Rc<dyn Device>, setting: &Setting, graphs: bool) -> Self {
-        let Setting { model, dtype, block_size, num_device_blocks, num_swap_blocks, mode, overlap } = *setting;
+        let Setting { model, dtype, block_size, num_device_blocks, num_swap_blocks, mode, overlap, .. } = *setting;
         let directory = root().join("tests/data/models").join(model);
         let (backend, decoder) =
             cuda_model(device, directory.to_str().unwrap(), dtype, block_size, MAX_MODEL_LEN, |options| {
@@ -118,7 +122,7 @@ impl EmulatedEngine {
     }
 }
 
-fn requests(num: usize) -> Vec<EngineRequest> {
+fn requests(setting: &Setting) -> Vec<EngineRequest> {
     let random = &mut Random(5);
     let shared: Vec<u32> = (0..20).map(|_| random.below(256) as u32).collect();
     let request = |i: usize| {
@@ -126,25 +130,35 @@ fn requests(num: usize) -> Vec<EngineRequest> {
         prompt.extend((0..2 + random.below(14)).map(|_| random.below(256) as u32));
         let params = SamplingParams {
             max_tokens: 8 + (i as u32 * 7) % 16,
-            temperature: if i.is_multiple_of(2) { 0.0 } else { 1.0 },
+            temperature: if i.is_multiple_of(2) && !setting.extra { 0.0 } else { 1.0 },
             top_p: 0.9,
             repetition_penalty: if i.is_multiple_of(4) { 1.2 } else { 1.0 },
             logprobs: i.is_multiple_of(5).then_some(2),
             seed: i as u64,
+            extra: (setting.extra && i.is_multiple_of(2)).then(|| Box::new(extra(i))),
             ..SamplingParams::default()
         };
         let n = if i % 5 == 3 { 2 } else { 1 };
         EngineRequest { id: RequestId(i as u64), n, ..EngineRequest::new(prompt, params) }
     };
-    (0..num).map(request).collect()
+    (0..NUM_REQUESTS).map(request).collect()
+}
+
+fn extra(i: usize) -> ExtraSamplers {
+    let mirostat = Some(Mirostat { version: MirostatVersion::Two, tau: 4.0, eta: 0.2 });
+    let dry = Dry { multiplier: 1.5, base: 1.75, allowed_length: 1, last_n: None, breakers: Arc::default() };
+    match i % 3 {
+        0 => ExtraSamplers { dry: Some(dry), ..ExtraSamplers::default() },
+        _ => ExtraSamplers { mirostat, ..ExtraSamplers::default() },
+    }
 }
 
 /// The outputs of each request alone, with enough blocks, on an eager device.
-fn expected(setting: &Setting, num: usize) -> BTreeMap<(RequestId, u32), Vec<Sampled>> {
+fn expected(setting: &Setting) -> BTreeMap<(RequestId, u32), Vec<Sampled>> {
     let device: Rc<dyn Device> = device(0);
     let roomy = Setting { num_device_blocks: 400, num_swap_blocks: 0, overlap: false, ..*setting };
     let mut engine = EmulatedEngine::new(&device, &roomy);
-    for request in requests(num) {
+    for request in requests(setting) {
         engine.run(vec![request]);
     }
     assert_eq!(engine.stats, PlanStats::default(), "nothing is preempted");
@@ -177,6 +191,7 @@ fn setting(mode: PreemptionMode) -> Setting {
         num_swap_blocks: 40,
         mode,
         overlap: false,
+        extra: false,
     }
 }
 
@@ -188,10 +203,12 @@ fn same_tokens_under_pressure() {
         Setting { block_size: 7, num_device_blocks: 14, ..setting(PreemptionMode::Swap) },
         Setting { model: "llama-rope-llama3", dtype: DType::BF16, ..setting(PreemptionMode::Swap) },
         Setting { model: "mixtral", dtype: DType::BF16, ..setting(PreemptionMode::Swap) },
+        Setting { extra: true, ..setting(PreemptionMode::Swap) },
+        Setting { extra: true, ..setting(PreemptionMode::Recompute) },
     ];
     parallel(0..settings.len() as u64, |i| {
         let setting = &settings[i as usize];
-        let expected = expected(setting, NUM_REQUESTS);
+        let expected = expected(setting);
         for seed in 0..if setting.dtype == DType::F32 { 5 } else { 2 } {
             for overlap in [false, true] {
                 check_under_pressure(&Setting { overlap, ..*setting }, seed, &expected);
@@ -202,15 +219,21 @@ fn same_tokens_under_pressure() {
 
 fn check_under_pressure(setting: &Setting, seed: u64, expected: &BTreeMap<(RequestId, u32), Vec<Sampled>>) {
     let mut engine = EmulatedEngine::new(&lazy(seed, false), setting);
-    engine.run(requests(NUM_REQUESTS));
+    engine.run(requests(setting));
     let PlanStats { preempted_swap, preempted_recompute, .. } = engine.stats;
-    let Setting { mode, block_size, overlap, .. } = setting;
-    let what = format!("{mode:?}, block size {block_size}, overlap {overlap}, streams {seed}");
+    let Setting { mode, block_size, overlap, extra, .. } = setting;
+    let what = format!("{mode:?}, block size {block_size}, overlap {overlap}, extra {extra}, streams {seed}");
     match mode {
         PreemptionMode::Swap => assert!(preempted_swap > 3, "{what}: {preempted_swap} swaps"),
         _ => assert!(preempted_recompute > 3, "{what}: {preempted_recompute} recomputations"),
     }
-    assert_eq!(engine.num_pending > 20, *overlap, "{what}: {} pending tokens", engine.num_pending);
+    // No step is planned ahead of one for which the host draws.
+    assert_eq!(
+        engine.num_pending > if *extra { 0 } else { 20 },
+        *overlap,
+        "{what}: {} pending tokens",
+        engine.num_pending
+    );
     for (name, tokens) in &engine.outputs {
         assert_eq!(tokens, &expected[name], "{what}: {name:?}");
     }
@@ -222,10 +245,10 @@ fn check_under_pressure(setting: &Setting, seed: u64, expected: &BTreeMap<(Reque
 fn a_missing_wait_shows() {
     for overlap in [false, true] {
         let setting = Setting { overlap, ..setting(PreemptionMode::Swap) };
-        let expected = expected(&setting, NUM_REQUESTS);
+        let expected = expected(&setting);
         let caught = (0..3).filter(|seed| {
             let mut engine = EmulatedEngine::new(&lazy(*seed, true), &setting);
-            engine.run(requests(NUM_REQUESTS));
+            engine.run(requests(&setting));
             engine.outputs != expected
         });
         assert!(caught.count() > 0);
@@ -240,7 +263,7 @@ fn graphs_change_nothing() {
         for graphs in [false, true] {
             let device = Rc::new(EmulatedDevice::new(EmulatedOptions::default()));
             let mut engine = EmulatedEngine::with(&(device.clone() as Rc<dyn Device>), &setting, graphs);
-            engine.run(requests(NUM_REQUESTS));
+            engine.run(requests(&setting));
             outputs.push(engine.outputs);
             let replays = device.num_graph_launches.get();
             assert_eq!(replays > 20, graphs, "{model}: {replays} replays");
@@ -257,7 +280,7 @@ fn a_lost_device_is_named() {
         let device = Rc::new(EmulatedDevice::new(EmulatedOptions::default()));
         let mut engine = EmulatedEngine::new(&(device.clone() as Rc<dyn Device>), &setting);
         device.fail_after(operations);
-        let run = AssertUnwindSafe(|| engine.run(requests(NUM_REQUESTS)));
+        let run = AssertUnwindSafe(|| engine.run(requests(&setting)));
         let panic = std::panic::catch_unwind(run).expect_err("the device is lost");
         let message = panic.downcast_ref::<String>().expect("a message");
         assert_eq!(message, "the GPU failed: an injected failure");

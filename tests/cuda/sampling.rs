@@ -5,6 +5,7 @@ use crate::support::*;
 use pagetide::backend::cuda::device::Device;
 use pagetide::backend::cuda::sampling::{SamplingKernels, source};
 use pagetide::backend::{DType, LogitsRequest, LogitsResult, LogitsWant};
+use pagetide::sampling::extra::{Dry, DryBreakers, ExtraSamplers, Mirostat, MirostatVersion, Xtc};
 use pagetide::sampling::params::{PositionLogprobs, SamplingParams, TokenLimits, TokenMask};
 use pagetide::sampling::sampler::{Draw, History, Sampler};
 use std::rc::Rc;
@@ -19,6 +20,7 @@ enum Want {
         limits: Option<TokenLimits>,
         prompt: Vec<u32>,
         output: Vec<u32>,
+        mu: f32,
         pending: Option<u32>,
         draw: Draw,
     },
@@ -74,6 +76,8 @@ fn params(random: &mut Random, vocab: usize) -> SamplingParams {
         presence_penalty: maybe(random, presence, 0.0),
         frequency_penalty: maybe(random, frequency, 0.0),
         repetition_penalty: maybe(random, repetition, 1.0),
+        repeat_last_n: random.one_in(3).then(|| random.range(1, 30) as u32),
+        extra: random.one_in(6).then(|| Box::new(extra(random))),
         logit_bias: if random.one_in(2) { bias } else { Vec::new() },
         min_tokens: random.below(4) as u32,
         eos_token_ids: vec![random.below(vocab) as u32],
@@ -83,13 +87,31 @@ fn params(random: &mut Random, vocab: usize) -> SamplingParams {
     }
 }
 
+/// Samplers that only the host has.
+fn extra(random: &mut Random) -> ExtraSamplers {
+    let dry =
+        Dry { multiplier: 2.0, base: 1.75, allowed_length: 1, last_n: None, breakers: Arc::<DryBreakers>::default() };
+    let version = random.pick(&[MirostatVersion::One, MirostatVersion::Two]);
+    ExtraSamplers {
+        dry: random.one_in(2).then_some(dry),
+        top_n_sigma: random.pick(&[0.0, 2.0]),
+        typical_p: random.pick(&[1.0, 0.7]),
+        xtc: random.one_in(2).then_some(Xtc { probability: 0.5, threshold: 0.05 }),
+        mirostat: random.one_in(3).then_some(Mirostat { version, tau: 3.0, eta: 0.1 }),
+        ..ExtraSamplers::default()
+    }
+}
+
 fn want(random: &mut Random, vocab: usize, sampled_before: Option<&[u32]>) -> Want {
     if random.one_in(5) {
         return Want::Prompt { target: random.below(vocab + 1) as u32, num_top: random.below(12) as u32 };
     }
-    let pending = sampled_before.filter(|_| random.one_in(2)).map(|before| random.below(before.len()) as u32);
+    let params = params(random, vocab);
+    // The host draws only where it knows the last token.
+    let sampled_before = sampled_before.filter(|_| random.one_in(2) && !params.draws_on_host());
+    let pending = sampled_before.map(|before| random.below(before.len()) as u32);
     Want::Sample {
-        params: params(random, vocab),
+        params,
         limits: random.one_in(3).then(|| TokenLimits {
             allowed: random
                 .one_in(2)
@@ -98,6 +120,7 @@ fn want(random: &mut Random, vocab: usize, sampled_before: Option<&[u32]>) -> Wa
         }),
         prompt: tokens(random, vocab, 20),
         output: tokens(random, vocab, 20),
+        mu: random.float() * 6.0,
         pending,
         draw: Draw { seed: random.bits(), sample_index: random.below(3) as u32, position: random.below(99) as u32 },
     }
@@ -109,13 +132,13 @@ fn expected(row: &[f32], want: &Want, before: &[u32]) -> LogitsResult {
         Want::Prompt { target, num_top } => {
             LogitsResult::PromptLogprobs(sampler.prompt_logprobs(&mut row, *target, *num_top))
         }
-        Want::Sample { params, limits, prompt, output, pending, draw } => {
+        Want::Sample { params, limits, prompt, output, mu, pending, draw } => {
             let output: Vec<u32> = output.iter().copied().chain(pending.map(|place| before[place as usize])).collect();
             LogitsResult::Sampled(sampler.sample(
                 &mut row,
                 params,
                 limits.as_ref(),
-                History { prompt, output: &output },
+                History { prompt, output: &output, mu: *mu },
                 *draw,
             ))
         }
@@ -157,11 +180,12 @@ fn check_on(seed: u64, device: &dyn Fn(u32) -> Rc<dyn Device>) {
             row: *row,
             want: match want {
                 Want::Prompt { target, num_top } => LogitsWant::PromptLogprobs { target: *target, num_top: *num_top },
-                Want::Sample { params, limits, prompt, output, pending, draw } => LogitsWant::Sample {
+                Want::Sample { params, limits, prompt, output, mu, pending, draw } => LogitsWant::Sample {
                     params,
                     limits: limits.as_ref(),
                     prompt,
                     output,
+                    mu: *mu,
                     pending: *pending,
                     draw: *draw,
                 },
@@ -181,6 +205,9 @@ fn check_on(seed: u64, device: &dyn Fn(u32) -> Rc<dyn Device>) {
             match (result, &expected) {
                 (LogitsResult::Sampled(found), LogitsResult::Sampled(expected)) => {
                     assert_eq!(found.token, expected.token, "{what}");
+                    if matches!(want, Want::Sample { params, .. } if params.draws_on_host()) {
+                        assert_eq!(found, expected, "{what}");
+                    }
                     assert_eq!(found.logprobs.is_some(), expected.logprobs.is_some());
                     if let (Some(found), Some(expected)) = (&found.logprobs, &expected.logprobs) {
                         assert_logprobs(found, expected, &what);
@@ -194,8 +221,9 @@ fn check_on(seed: u64, device: &dyn Fn(u32) -> Rc<dyn Device>) {
                 _ => panic!("{what}: another kind of result"),
             }
         }
-        // Only samples can be referred to.
-        let all_sample = wants.iter().all(|(_, want)| matches!(want, Want::Sample { .. }));
+        // Only samples that the device draws can be referred to.
+        let is_source = |want: &Want| matches!(want, Want::Sample { params, .. } if !params.draws_on_host());
+        let all_sample = wants.iter().all(|(_, want)| is_source(want));
         before = all_sample.then_some(sampled);
     }
 }
@@ -233,6 +261,7 @@ fn many_requests_with_penalties() {
                 limits: None,
                 prompt: &prompt,
                 output: &output,
+                mu: 0.0,
                 pending: None,
                 draw: *draw,
             },
@@ -242,7 +271,7 @@ fn many_requests_with_penalties() {
     sampling.end_step().unwrap();
     device.synchronize().unwrap();
     for ((params, draw), result) in wants.iter().zip(sampling.finish_step()) {
-        let history = History { prompt: &prompt, output: &output };
+        let history = History { prompt: &prompt, output: &output, ..History::default() };
         let expected = Sampler::new().sample(&mut row.clone(), params, None, history, *draw);
         let LogitsResult::Sampled(found) = result else { panic!("a sample was asked for") };
         assert_eq!(found.token, expected.token, "{params:?}");

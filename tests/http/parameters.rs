@@ -42,6 +42,8 @@ async fn every_parameter_reaches_the_engine() {
         presence_penalty: -2.0,
         frequency_penalty: 2.0,
         repetition_penalty: 1.5,
+        repeat_last_n: None,
+        extra: None,
         logit_bias: vec![(5, -100.0), (7, 1.5)],
         seed: 0,
         eos_token_ids: vec![],

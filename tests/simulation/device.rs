@@ -182,7 +182,7 @@ impl Device {
             };
             let samples = plan.first_sample..plan.first_sample + plan.num_samples;
             let context = &context;
-            samples.map(move |index| sample(context, index, &limits, plan.params.logprobs))
+            samples.map(move |index| sample(context, index, &limits, plan.params.logprobs, plan.mu))
         });
         let hidden = planned.hidden_rows.clone().map(|row| state_of(context[planned.num_computed + row]));
         SeqOutput { seq: planned.seq, sampled: sampled.collect(), prompt_logprobs, hidden: hidden.collect() }

@@ -59,12 +59,13 @@ pub fn ranking(slots: impl Iterator<Item = u64>) -> Vec<TokenLogprob> {
     ranking
 }
 
-/// The next token of a sample, with the candidates that a search needs.
-pub fn sample(context: &[u64], sample: u32, limits: &TokenLimits, num_top: Option<u32>) -> Sampled {
+/// The next token of a sample, with the candidates that a search needs. It depends on `mu`, and where there is a choice
+/// it changes it, if there is one at all.
+pub fn sample(context: &[u64], sample: u32, limits: &TokenLimits, num_top: Option<u32>, mu: f32) -> Sampled {
     let is_left = |token: &TokenId| {
         limits.allowed.as_ref().is_none_or(|allowed| allowed.contains(*token)) && !limits.banned.contains(token)
     };
-    let first = next_token(context.iter().copied(), sample);
+    let first = (next_token(context.iter().copied(), sample) + mu as TokenId) % VOCAB as TokenId;
     let token = (first..first + VOCAB as TokenId).map(|token| token % VOCAB as TokenId).find(is_left);
     let token = token.expect("something is left");
     let logprobs = num_top.map(|num_top| {
@@ -72,7 +73,9 @@ pub fn sample(context: &[u64], sample: u32, limits: &TokenLimits, num_top: Optio
         top.truncate(num_top as usize);
         Box::new(PositionLogprobs { chosen: top[0], top })
     });
-    Sampled { token, logprobs }
+    let has_choice = (0..VOCAB as TokenId).filter(is_left).nth(1).is_some();
+    let next_mu = 1.0 + (mix(u64::from(mu.to_bits()) ^ u64::from(token)) % 1000) as f32;
+    Sampled { token, mu: if mu > 0.0 && has_choice { next_mu } else { mu }, logprobs }
 }
 
 /// Rules that depend on the whole output so far. They allow any token, a choice, or often a single token, and sometimes
@@ -148,7 +151,7 @@ pub fn alone(
     let mut slots = context(&arrival.prompt, &[]);
     let params = &arrival.params;
     let mut rules = arrival.constraint.as_ref().map(|source| source.start());
-    let mut output = Vec::new();
+    let (mut output, mut mu) = (Vec::new(), params.first_mu());
     loop {
         let mut limits = params.limits(output.len());
         if let Some(rules) = &mut rules
@@ -170,7 +173,9 @@ pub fn alone(
                 limits.banned.push(word[1]);
             }
         }
-        let token = sample(&slots, sample_index, &limits, None).token;
+        let sampled = sample(&slots, sample_index, &limits, None, mu);
+        mu = sampled.mu;
+        let token = sampled.token;
         output.push(token);
         if let Some(rules) = &mut rules {
             rules.advance(token).map_err(|_| FAILED)?;
@@ -194,7 +199,9 @@ pub fn beams_alone(arrival: &EngineRequest, max_model_len: usize) -> Vec<(Vec<To
     while !open.is_empty() {
         let next: Vec<PositionLogprobs> = open
             .iter()
-            .map(|(_, output)| sample(&context(&arrival.prompt, output), 0, &TokenLimits::default(), params.logprobs))
+            .map(|(_, output)| {
+                sample(&context(&arrival.prompt, output), 0, &TokenLimits::default(), params.logprobs, 0.0)
+            })
             .map(|sampled| *sampled.logprobs.expect("a search asks for them"))
             .collect();
         let beams: Vec<OpenBeam<'_>> =

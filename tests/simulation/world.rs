@@ -5,6 +5,7 @@ use crate::model::*;
 use crate::settings::{MOST_SWAP_BLOCKS, random_config};
 use pagetide_base::ids::{BlockId, RequestId, SeqId, TokenId};
 use pagetide_base::rules::ConstraintSource;
+use pagetide_base::sampling::extra::{ExtraSamplers, Mirostat, MirostatVersion};
 use pagetide_base::sampling::params::*;
 use pagetide_engine::beam::num_candidates;
 use pagetide_engine::bill::{Tenant, Terms, most_blocks};
@@ -205,6 +206,10 @@ impl World {
             presence_penalty: if max_tokens.is_multiple_of(3) { 0.5 } else { 0.0 },
             ..SamplingParams::default()
         };
+        if !is_search && self.next_request.is_multiple_of(8) {
+            let mirostat = Some(Mirostat { version: MirostatVersion::Two, tau: 2.0, eta: 0.1 });
+            params.extra = Some(Box::new(ExtraSamplers { mirostat, ..ExtraSamplers::default() }));
+        }
         let n = if random.one_in(3) { random.range(2, 5) as u32 } else { 1 };
         if !is_search && params.prompt_logprobs.is_none() && random.one_in(5) {
             params.pooling = Some([Pooling::Last, Pooling::Mean][random.below(2) as usize]);
@@ -462,6 +467,7 @@ impl World {
             if seq.pending {
                 self.pending += 1;
                 let sample = seq.sample.as_ref().expect("a pending token is the last");
+                assert!(!sample.params.draws_on_host(), "the device does not know a token that the host draws");
                 let may_go_on = end < self.config.max_model_len && sample.position < sample.params.max_tokens;
                 assert!(may_go_on, "a token is fed that is the last");
             }

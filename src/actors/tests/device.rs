@@ -60,7 +60,7 @@ impl StepRunner for FakeDevice {
         }
         let answer = |planned: &PlannedSeq| {
             let end = planned.num_computed + planned.tokens.len();
-            let sampled = Sampled { token: end as TokenId, logprobs: None };
+            let sampled = Sampled::of(end as TokenId);
             let count = planned.sample.as_ref().map_or(0, |sample| sample.num_samples);
             SeqOutput { sampled: smallvec![sampled; count as usize], ..SeqOutput::of(planned.seq) }
         };

@@ -198,6 +198,8 @@ impl SamplingFields {
                 defaults.repetition_penalty,
                 MAX_REPETITION_PENALTY,
             )?,
+            repeat_last_n: None,
+            extra: None,
             logit_bias: self.logit_bias(model.vocab_size)?,
             allowed_tokens: self.allowed_tokens(model.vocab_size)?,
             bad_words: self.bad_words(model)?,

@@ -74,15 +74,15 @@ impl CpuSampling {
     fn answer(&self, worker: &mut Worker, row: &mut [f32], want: &LogitsWant<'_>) -> LogitsResult {
         let Worker { sampler, output: whole_output, .. } = worker;
         match *want {
-            LogitsWant::Sample { params, limits, prompt, output, pending: None, draw } => {
-                LogitsResult::Sampled(sampler.sample(row, params, limits, History { prompt, output }, draw))
+            LogitsWant::Sample { params, limits, prompt, output, mu, pending: None, draw } => {
+                LogitsResult::Sampled(sampler.sample(row, params, limits, History { prompt, output, mu }, draw))
             }
-            LogitsWant::Sample { params, limits, prompt, output, pending: Some(place), draw } => {
+            LogitsWant::Sample { params, limits, prompt, output, mu, pending: Some(place), draw } => {
                 let last = self.token(place);
                 whole_output.clear();
                 whole_output.extend_from_slice(output);
                 whole_output.push(last);
-                let history = History { prompt, output: whole_output };
+                let history = History { prompt, output: whole_output, mu };
                 LogitsResult::Sampled(sampler.sample(row, params, limits, history, draw))
             }
             LogitsWant::PromptLogprobs { target, num_top } => {

@@ -1,13 +1,14 @@
 //! Sampling on the device (`kernels/sampling.cu`): requests are uploaded, tokens and log-probabilities are downloaded,
-//! and logits stay on the device.
+//! and logits stay on the device, but for [`HostDraws`].
 
 use super::device::{
     Copy, Device, DeviceBuffer, DevicePtr, DeviceResult, Grid, KernelId, ModuleId, ModuleSource, PinnedBuffer, Stream,
 };
+use super::host_draws::HostDraws;
 use crate::{LogitsRequest, LogitsResult, LogitsWant, MAX_STEPS_IN_FLIGHT};
 use bytemuck::{NoUninit, Zeroable};
 use pagetide_base::sampling::params::{PositionLogprobs, Sampled, SamplingParams, TokenLogprob};
-use pagetide_base::sampling::sampler::{inverse_temperature, top_p_share, weight_of_min_p};
+use pagetide_base::sampling::sampler::{History, inverse_temperature, top_p_share, weight_of_min_p};
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
@@ -60,6 +61,7 @@ struct List {
 const SAMPLE: u32 = 0;
 const SAMPLE_WITH_LOGPROBS: u32 = 1;
 const PROMPT_LOGPROBS: u32 = 2;
+const ON_HOST: u32 = 3;
 
 #[derive(Clone, Copy, NoUninit)]
 #[repr(C)]
@@ -115,6 +117,7 @@ pub struct SamplingKernels {
     result_words: usize,
     ended: VecDeque<(usize, Vec<Expected>)>,
     words: Vec<u32>,
+    host: HostDraws,
 }
 
 /// The source of [`SamplingKernels`]. It does not depend on the model.
@@ -151,6 +154,7 @@ impl SamplingKernels {
             result_words: RESULT_WORDS * max_places,
             ended: VecDeque::new(),
             words: Vec::new(),
+            host: HostDraws::new(device, vocab),
         })
     }
 
@@ -162,6 +166,7 @@ impl SamplingKernels {
     /// Forgets the steps in flight.
     pub fn clear(&mut self) {
         self.ended.clear();
+        self.host.clear();
         self.begin_step();
     }
 
@@ -220,7 +225,10 @@ impl SamplingKernels {
                 }
                 num_adjusted += 1;
             }
-            logprobs_any |= entry.kind != SAMPLE;
+            if entry.kind == ON_HOST {
+                self.host.ask(logits + request.row * row_bytes, &request.want)?;
+            }
+            logprobs_any |= matches!(entry.kind, SAMPLE_WITH_LOGPROBS | PROMPT_LOGPROBS);
             max_top = max_top.max(entry.num_top);
             let bytes = bytemuck::bytes_of(&entry);
             let at = &mut words[i * size_of::<DeviceRequest>() / 4..][..size_of::<DeviceRequest>() / 4];
@@ -265,7 +273,8 @@ impl SamplingKernels {
                 entry.target = target;
                 entry.num_top = num_top.min(self.vocab as u32);
             }
-            LogitsWant::Sample { params, limits, prompt, output, pending, draw } => {
+            LogitsWant::Sample { params, .. } if params.draws_on_host() => entry.kind = ON_HOST,
+            LogitsWant::Sample { params, limits, prompt, output, mu: _, pending, draw } => {
                 let own_limits = params.limits(draw.position as usize);
                 let limits = limits.unwrap_or(&own_limits);
                 entry.kind = if params.logprobs.is_some() { SAMPLE_WITH_LOGPROBS } else { SAMPLE };
@@ -292,9 +301,12 @@ impl SamplingKernels {
                     entry.frequency_penalty = params.frequency_penalty;
                     entry.presence_penalty = params.presence_penalty;
                     entry.pending = pending.unwrap_or(NONE);
-                    entry.output = append(&mut output.iter().copied());
+                    // The pending token is one of the last ones.
+                    let last_n = params.repeat_last_n.map(|n| n.saturating_sub(u32::from(pending.is_some())));
+                    let history = History { prompt, output, ..History::default() }.last(last_n);
+                    entry.output = append(&mut history.output.iter().copied());
                     if params.repetition_penalty != 1.0 {
-                        entry.prompt = append(&mut prompt.iter().copied());
+                        entry.prompt = append(&mut history.prompt.iter().copied());
                     }
                 }
             }
@@ -377,7 +389,11 @@ impl SamplingKernels {
         }
         // SAFETY: the step is done, so the copy to this memory is done, and it has written all that is read here.
         let words: &[u32] = bytemuck::cast_slice(unsafe { self.downloads[turn].as_slice() });
-        expected.iter().enumerate().map(|(place, expected)| result_of(words, place, expected)).collect()
+        let answer = |(place, expected): (usize, &Expected)| match expected.kind {
+            ON_HOST => LogitsResult::Sampled(self.host.draw()),
+            _ => result_of(words, place, expected),
+        };
+        expected.iter().enumerate().map(answer).collect()
     }
 }
 
@@ -394,8 +410,10 @@ fn result_of(words: &[u32], place: usize, expected: &Expected) -> LogitsResult {
         top: tops.iter().enumerate().map(top).collect(),
     };
     match expected.kind {
-        SAMPLE => LogitsResult::Sampled(Sampled { token, logprobs: None }),
-        SAMPLE_WITH_LOGPROBS => LogitsResult::Sampled(Sampled { token, logprobs: Some(Box::new(logprobs())) }),
+        SAMPLE => LogitsResult::Sampled(Sampled::of(token)),
+        SAMPLE_WITH_LOGPROBS => {
+            LogitsResult::Sampled(Sampled { logprobs: Some(Box::new(logprobs())), ..Sampled::of(token) })
+        }
         _ => LogitsResult::PromptLogprobs(logprobs()),
     }
 }
@@ -404,6 +422,7 @@ fn result_of(words: &[u32], place: usize, expected: &Expected) -> LogitsResult {
 fn adjusts(want: &LogitsWant<'_>) -> bool {
     match want {
         LogitsWant::PromptLogprobs { .. } => false,
+        LogitsWant::Sample { params, .. } if params.draws_on_host() => false,
         LogitsWant::Sample { params, limits, draw, .. } => match limits {
             Some(limits) => params.changes_logits(limits),
             None => params.changes_logits(&params.limits(draw.position as usize)),
@@ -413,7 +432,7 @@ fn adjusts(want: &LogitsWant<'_>) -> bool {
 
 /// Sets temperature and filters in the form that the draw's integer arithmetic needs.
 fn set_filters(entry: &mut DeviceRequest, params: &SamplingParams) {
-    entry.scale = if params.is_greedy() { 0.0 } else { inverse_temperature(params) };
+    entry.scale = if params.is_greedy() { 0.0 } else { inverse_temperature(params.temperature) };
     entry.top_k = params.top_k;
     entry.min_weight = weight_of_min_p(params.min_p);
     entry.top_p_share = top_p_share(params.top_p);

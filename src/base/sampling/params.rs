@@ -1,5 +1,6 @@
 //! The sampling parameters of one request, in token ids.
 
+use super::extra::{Dry, ExtraSamplers, Mirostat};
 use crate::ids::TokenId;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -27,6 +28,11 @@ pub struct SamplingParams {
     pub frequency_penalty: f32,
     /// Above 0, applied to tokens of the prompt and generated tokens. 1 switches it off.
     pub repetition_penalty: f32,
+    /// The three penalties look at this many last tokens of prompt and output, at least 1. `None`: at all.
+    pub repeat_last_n: Option<u32>,
+    /// Samplers that only the host computes. Decisions do not depend on them, so recordings leave them out.
+    #[serde(skip)]
+    pub extra: Option<Box<ExtraSamplers>>,
     /// Added to the logits, each in [-100, 100].
     pub logit_bias: Vec<(TokenId, f32)>,
     /// The only tokens that may be sampled. At least one must be possible.
@@ -62,6 +68,8 @@ impl Default for SamplingParams {
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
             repetition_penalty: 1.0,
+            repeat_last_n: None,
+            extra: None,
             logit_bias: Vec::new(),
             allowed_tokens: None,
             bad_words: Vec::new(),
@@ -102,9 +110,30 @@ impl SamplingParams {
         limits.excludes_any() || !self.logit_bias.is_empty() || self.has_penalties()
     }
 
-    /// Whether sampling reads the tokens generated so far (and, for the repetition penalty, the prompt).
+    /// Whether sampling reads the tokens generated so far (and, for the repetition penalty and DRY, the prompt).
     pub fn has_penalties(&self) -> bool {
-        self.presence_penalty != 0.0 || self.frequency_penalty != 0.0 || self.repetition_penalty != 1.0
+        self.presence_penalty != 0.0
+            || self.frequency_penalty != 0.0
+            || self.repetition_penalty != 1.0
+            || self.dry().is_some()
+    }
+
+    pub fn dry(&self) -> Option<&Dry> {
+        self.extra.as_ref()?.dry.as_ref()
+    }
+
+    /// Whether the host draws the tokens, from logits that the device gives it.
+    pub fn draws_on_host(&self) -> bool {
+        self.extra.is_some()
+    }
+
+    fn mirostat(&self) -> Option<&Mirostat> {
+        self.extra.as_ref()?.mirostat.as_ref()
+    }
+
+    /// Mirostat's mu before the first token of an output; 0 without mirostat.
+    pub fn first_mu(&self) -> f32 {
+        self.mirostat().map_or(0.0, |mirostat| 2.0 * mirostat.tau)
     }
 }
 
@@ -246,8 +275,18 @@ impl PositionLogprobs {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sampled {
     pub token: TokenId,
+    /// Mirostat's mu after this token; 0 without mirostat.
+    #[serde(default)]
+    pub mu: f32,
     /// Set if the request asked for log-probabilities.
     pub logprobs: Option<Box<PositionLogprobs>>,
+}
+
+impl Sampled {
+    /// A token without anything else.
+    pub fn of(token: TokenId) -> Self {
+        Self { token, mu: 0.0, logprobs: None }
+    }
 }
 
 /// Why a sequence ended.

@@ -4,9 +4,10 @@
 //! 1. log-probabilities, of the model's raw logits;
 //! 2. tokens that are not allowed, or banned, are excluded (`min_tokens` bans end and stop tokens);
 //! 3. `logit_bias`;
-//! 4. repetition, frequency and presence penalty;
+//! 4. repetition, frequency and presence penalty; DRY;
 //! 5. greedy, if the temperature is 0: the largest logit, and the lowest id of equal ones; otherwise
-//! 6. temperature, `min_p`, `top_k`, `top_p` (each over the remaining tokens);
+//! 6. `top_n_sigma`, temperature, `min_p`, `top_k`, `typical_p`, `top_p`, XTC (each over the remaining tokens). A
+//!    dynamic temperature comes last. Mirostat takes the place of the filters, behind the temperature;
 //! 7. the draw.
 //!
 //! Steps 6 and 7 work on integers, so that a device can reproduce them exactly in any order of addition. The weight of
@@ -15,41 +16,25 @@
 //! `top_k` or `top_p` are all kept. The draw inverts the cumulative distribution in order of token id, at 64 random
 //! bits of Philox4x32-10. The key is the request's seed, and the counter is made of position and sample, so a draw does
 //! not depend on other requests. Tokens less than 2⁻⁴¹ times as likely as the best one are never drawn.
+//!
+//! Some samplers are rare ([`ExtraSamplers`](super::extra::ExtraSamplers)). A device leaves them to this code.
 
+mod chain;
+mod draw;
+mod dry;
 mod philox;
 mod row;
+mod thresholds;
+
+pub use draw::{Draw, History};
+pub use thresholds::{inverse_temperature, top_p_share, weight_of_min_p};
 
 use crate::ids::TokenId;
 use crate::sampling::params::{PositionLogprobs, Sampled, SamplingParams, TokenLimits, TokenLogprob};
-use philox::philox4x32;
+use chain::SamplerChain;
+use dry::DryPenalty;
 use std::cmp::Ordering;
-
-/// The tokens before the one to be sampled.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct History<'a> {
-    pub prompt: &'a [TokenId],
-    pub output: &'a [TokenId],
-}
-
-/// Identifies one random draw. Two draws of a run differ in at least one field.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Draw {
-    /// The request's seed.
-    pub seed: u64,
-    /// Index of the sample within the request.
-    pub sample_index: u32,
-    /// Index of the token in its output, from 0.
-    pub position: u32,
-}
-
-impl Draw {
-    /// 64 random bits.
-    pub fn bits(self) -> u64 {
-        let key = [self.seed as u32, (self.seed >> 32) as u32];
-        let words = philox4x32([self.position, self.sample_index, 0, 0], key);
-        u64::from(words[1]) << 32 | u64::from(words[0])
-    }
-}
+use thresholds::top_p_target;
 
 /// Samples tokens. It holds only working memory, so no earlier call affects a result.
 #[derive(Debug, Default)]
@@ -66,6 +51,8 @@ pub struct Sampler {
     counts: Vec<u32>,
     /// Whether the repetition penalty has been applied to each token. All are false between calls.
     penalized: Vec<bool>,
+    dry: DryPenalty,
+    chain: SamplerChain,
 }
 
 impl Sampler {
@@ -91,7 +78,7 @@ impl Sampler {
         let limits = limits.unwrap_or(&own_limits);
         let changes = params.changes_logits(limits);
         if params.is_greedy() && !changes && params.logprobs.is_none() {
-            return Sampled { token: row::argmax(logits) as TokenId, logprobs: None };
+            return Sampled { mu: history.mu, ..Sampled::of(row::argmax(logits) as TokenId) };
         }
         row::sanitize(logits);
         if params.logprobs.is_some() && changes {
@@ -112,15 +99,19 @@ impl Sampler {
         if params.has_penalties() {
             self.penalize(logits, params, history);
         }
-        let token = if params.is_greedy() { row::argmax(logits) } else { self.draw(logits, params, draw) };
+        let (token, mu) = match &params.extra {
+            _ if params.is_greedy() => (row::argmax(logits) as TokenId, history.mu),
+            None => (self.draw(logits, params, draw) as TokenId, history.mu),
+            Some(extra) => self.chain.draw(logits, params, extra, history.mu, draw),
+        };
 
         let logprobs = params.logprobs.map(|num_top| {
             let raw = if changes { std::mem::take(&mut self.raw) } else { Vec::new() };
-            let result = self.position_logprobs(if changes { &raw } else { logits }, token, num_top);
+            let result = self.position_logprobs(if changes { &raw } else { logits }, token as usize, num_top);
             self.raw = raw;
             Box::new(result)
         });
-        Sampled { token: token as TokenId, logprobs }
+        Sampled { token, mu, logprobs }
     }
 
     /// Log-probabilities at a position of a prompt: of `next_token`, the prompt's token there, and of the `num_top`
@@ -162,7 +153,8 @@ impl Sampler {
         }
     }
 
-    fn penalize(&mut self, logits: &mut [f32], params: &SamplingParams, history: History<'_>) {
+    fn penalize(&mut self, logits: &mut [f32], params: &SamplingParams, whole_history: History<'_>) {
+        let history = whole_history.last(params.repeat_last_n);
         if params.repetition_penalty != 1.0 {
             let factor = params.repetition_penalty;
             self.penalized.resize(self.penalized.len().max(logits.len()), false);
@@ -189,12 +181,14 @@ impl Sampler {
                 }
             }
         }
+        if let Some(dry) = params.dry() {
+            self.dry.apply(logits, dry, whole_history);
+        }
     }
 
     fn draw(&mut self, logits: &[f32], params: &SamplingParams, draw: Draw) -> usize {
         let (least, total) = self.distribution(logits, params);
-        let point = ((u128::from(draw.bits()) * u128::from(total)) >> 64) as u64;
-        match row::index_at(&self.weights, least, point) {
+        match row::index_at(&self.weights, least, draw.point(total)) {
             Some(place) => self.kept.get(place).map_or(place, |token| *token as usize),
             None => row::argmax(logits),
         }
@@ -220,30 +214,14 @@ impl Sampler {
             logits
         };
         let mut least = weight_of_min_p(params.min_p);
-        let mut total = row::weigh(left, max, inverse_temperature(params), least, &mut self.weights);
+        let mut total = row::weigh(left, max, inverse_temperature(params.temperature), least, &mut self.weights);
         if params.top_p < 1.0 && total > 0 {
-            let share = u128::from(top_p_share(params.top_p));
-            let target = ((u128::from(total) * share).div_ceil(1 << 32) as u64).clamp(1, total);
+            let target = top_p_target(params.top_p, total);
             least = row::weight_threshold(&self.weights, total, target, &mut self.candidate_weights);
             total = row::sum_from(&self.weights, least);
         }
         (least, total)
     }
-}
-
-/// The factor on logits. It is always finite, so that the best token's exponent is 0.
-pub fn inverse_temperature(params: &SamplingParams) -> f32 {
-    (1.0 / params.temperature).min(f32::MAX)
-}
-
-/// The least weight that `min_p` keeps.
-pub fn weight_of_min_p(min_p: f32) -> u64 {
-    ((f64::from(min_p) * row::ONE as f64).ceil() as u64).clamp(1, row::ONE)
-}
-
-/// `top_p` in units of 2⁻³², so that the weight to reach is an integer product.
-pub fn top_p_share(top_p: f32) -> u64 {
-    (f64::from(top_p) * (1_u64 << 32) as f64).round() as u64
 }
 
 fn set(logits: &mut [f32], token: TokenId, change: impl FnOnce(f32) -> f32) {

@@ -105,6 +105,7 @@ impl GpuSteps {
             params: self.params.clone(),
             position: 0,
             history: None,
+            mu: 0.0,
             first_sample: 0,
             num_samples: 1,
         })

@@ -110,6 +110,7 @@ fn recompute(model: &mut BenchModel, tokens: &[TokenId]) {
                 params: Arc::new(SamplingParams { temperature: 0.0, ..SamplingParams::default() }),
                 position: 0,
                 history: None,
+                mu: 0.0,
                 first_sample: 0,
                 num_samples: 1,
                 next: None,

@@ -77,7 +77,7 @@ impl RecordedEngine {
 
     fn commit(&mut self) {
         let plan = self.in_flight.pop_front().unwrap();
-        let sampled = || smallvec![Sampled { token: 1, logprobs: None }];
+        let sampled = || smallvec![Sampled::of(1)];
         let seqs = plan.batch.iter().filter(|seq| seq.sample.is_some());
         let seqs = seqs.map(|seq| SeqOutput { sampled: sampled(), ..SeqOutput::of(seq.seq) });
         let arrived = plan.swap_in.iter().map(|swap_in| (swap_in.id, true)).collect();

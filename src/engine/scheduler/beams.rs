@@ -78,7 +78,7 @@ impl Scheduler {
         for (sample, result) in (0..n).zip(results) {
             let mut logprobs = result.logprobs.into_iter();
             for token in result.output {
-                let sampled = Sampled { token, logprobs: logprobs.next().map(Box::new) };
+                let sampled = Sampled { logprobs: logprobs.next().map(Box::new), ..Sampled::of(token) };
                 report.deliveries.push((request, Delivery::Token { sample, sampled }));
             }
             report.deliveries.push((request, Delivery::Finished { sample, reason: result.reason }));

@@ -164,9 +164,10 @@ impl Scheduler {
 /// Appends the sampled token, or all forced tokens. `Some` if the sequence has ended.
 fn push(seq: &mut Sequence, sampled: Sampled, forced: &[TokenId], deliveries: &mut Deliveries) -> Option<FinishReason> {
     if forced.is_empty() {
+        seq.mu = sampled.mu;
         return push_one(seq, sampled, deliveries);
     }
-    let mut forced = forced.iter().map(|token| Sampled { token: *token, logprobs: None });
+    let mut forced = forced.iter().map(|token| Sampled::of(*token));
     forced.find_map(|sampled| push_one(seq, sampled, deliveries))
 }
 

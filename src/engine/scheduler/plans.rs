@@ -91,6 +91,7 @@ fn plan_seq(seq: &mut Sequence, batch: &mut Vec<PlannedSeq>) -> bool {
             params: seq.params.clone(),
             position: (seq.output.len() + usize::from(seq.feeds_pending())) as u32,
             history: None,
+            mu: seq.mu,
             first_sample: seq.sample,
             num_samples: seq.num_samples(),
             next: seq.next.clone(),

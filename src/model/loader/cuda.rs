@@ -164,7 +164,15 @@ fn run_at_its_largest(
         let batch = batch_of(&seqs, layout.block_size);
         let params = SamplingParams { top_k: 50, top_p: 0.9, repetition_penalty: 1.1, ..SamplingParams::default() };
         let draw = Draw { seed: 0, sample_index: 0, position: 0 };
-        let want = LogitsWant::Sample { params: &params, limits: None, prompt: &[0], output: &[], pending: None, draw };
+        let want = LogitsWant::Sample {
+            params: &params,
+            limits: None,
+            prompt: &[0],
+            output: &[],
+            mu: 0.0,
+            pending: None,
+            draw,
+        };
         decoder.forward(backend, &batch, &mut |backend, rows| {
             let requests: Vec<_> = (0..rows.len()).map(|row| LogitsRequest { row, want }).collect();
             backend.sample(&requests);

@@ -139,8 +139,9 @@ fn min_tokens_excludes_end_and_stop_tokens() {
         ..greedy()
     };
     let logits = [5.0, 4.0, 3.0];
-    let after =
-        |output: &[TokenId]| sample(&logits, &params, History { prompt: &[0], output }, draw(0, output.len() as u32));
+    let after = |output: &[TokenId]| {
+        sample(&logits, &params, History { prompt: &[0], output, ..History::default() }, draw(0, output.len() as u32))
+    };
     assert_eq!(after(&[]).token, 2);
     assert_eq!(after(&[2]).token, 2);
     assert_eq!(after(&[2, 2]).token, 0);
@@ -289,7 +290,7 @@ proptest! {
         // A second call must find the working memory clean.
         for _ in 0..2 {
             let mut changed = logits.clone();
-            let sampled = sampler.sample(&mut changed, &params, None, History { prompt: &prompt, output: &output }, draw(0, 0));
+            let sampled = sampler.sample(&mut changed, &params, None, History { prompt: &prompt, output: &output, ..History::default() }, draw(0, 0));
             let mut expected = logits.clone();
             expected[3] += bias;
             for (token, logit) in expected.iter_mut().enumerate() {
@@ -333,7 +334,7 @@ proptest! {
         // The same together with a sampled token, with changed logits.
         let params = SamplingParams { logit_bias: vec![(token as TokenId, 100.0)], logprobs: Some(num_top), ..greedy() };
         let sampled = sample(&logits, &params, History::default(), draw(0, 0));
-        prop_assert_eq!(sampled, Sampled { token: token as TokenId, logprobs: Some(Box::new(found)) });
+        prop_assert_eq!(sampled, Sampled { logprobs: Some(Box::new(found)), ..Sampled::of(token as TokenId) });
     }
 
     #[test]
@@ -353,7 +354,7 @@ proptest! {
             logprobs: Some(3),
             ..params
         };
-        let sampled = sample(&logits, &params, History { prompt: &[0, 1, 500], output: &[1, 2, 500] }, draw(seed, 1));
+        let sampled = sample(&logits, &params, History { prompt: &[0, 1, 500], output: &[1, 2, 500], ..History::default() }, draw(seed, 1));
         prop_assert!((sampled.token as usize) < logits.len());
         let logprobs = sampled.logprobs.expect("asked for");
         prop_assert!(logprobs.top.iter().chain([&logprobs.chosen]).all(|entry| entry.logprob <= 0.0));
