@@ -2,10 +2,12 @@
 
 pub mod beams;
 pub mod encoding;
+pub mod forms;
 pub mod memory;
 pub mod model;
 pub mod pooling;
 pub mod request_id;
+pub mod samplers;
 pub mod sampling;
 pub mod shared;
 pub mod structured;

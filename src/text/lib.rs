@@ -1,5 +1,6 @@
 //! Between text and token ids: tokenizer, chat templates, incremental detokenizer, stop strings, grammars.
 
+pub mod breakers;
 pub mod chat_output;
 pub mod chat_template;
 pub mod detokenizer;

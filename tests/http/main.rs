@@ -14,6 +14,7 @@ mod memory;
 mod openapi;
 mod parameters;
 mod responses;
+mod samplers;
 mod server;
 mod streams;
 mod telemetry;

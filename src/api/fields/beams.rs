@@ -90,7 +90,7 @@ impl SamplingFields {
             ("stop", !answer.text.stop.is_empty()),
             ("max_tokens", answer.prompt_only),
         ];
-        match refused.into_iter().find(|(_, given)| *given) {
+        match refused.into_iter().chain(self.given_samplers(params)).find(|(_, given)| *given) {
             Some(("echo", _)) => {
                 Err(ApiError::invalid("echo", "echo with logprobs is not available with use_beam_search: true"))
             }

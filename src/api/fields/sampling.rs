@@ -2,6 +2,7 @@
 
 use crate::body::body_fields;
 use crate::checks::{in_range, one_of, shown, token_id};
+use crate::fields::forms::{EarlyStoppingForms, SamplerNames, StopStrings, TruncationSide};
 use crate::fields::memory::MemoryFields;
 use crate::model_info::ModelInfo;
 use crate::prompt::Prompt;
@@ -12,7 +13,6 @@ use pagetide_text::output::OutputOptions;
 use pagetide_text::truncation::{Side, Truncation};
 use serde_json::{Map, Value};
 use std::sync::Arc;
-use utoipa::ToSchema;
 
 /// Samples of one request at most.
 pub const MAX_N: i64 = 128;
@@ -73,6 +73,65 @@ body_fields! {
         /// Above 1: tokens of the prompt and of the answer so far become less likely. Default: the model's own, else 1.
         #[schema(exclusive_minimum = 0, maximum = 100)]
         pub repetition_penalty: Option<f64>,
+        /// Another name of repetition_penalty. With it, repeat_last_n is 64 where it is not given, as in llama.cpp.
+        #[schema(exclusive_minimum = 0, maximum = 100)]
+        pub repeat_penalty: Option<f64>,
+        /// Repetition, frequency and presence penalty look at this many last tokens of prompt and answer; 0: at none;
+        /// -1: at all. Default: 64 with repeat_penalty, else -1.
+        #[schema(minimum = -1, maximum = 4294967295_i64)]
+        pub repeat_last_n: Option<i64>,
+        /// DRY, above 0: tokens that would go on with a repetition become less likely, the more the longer it is.
+        #[schema(minimum = 0, maximum = 100, default = 0)]
+        pub dry_multiplier: Option<f64>,
+        /// How fast DRY grows with the length of a repetition.
+        #[schema(minimum = 1, maximum = 100, default = 1.75)]
+        pub dry_base: Option<f64>,
+        /// DRY begins with repetitions of this many tokens.
+        #[schema(minimum = 0, maximum = 4294967295_i64, default = 2)]
+        pub dry_allowed_length: Option<i64>,
+        /// DRY looks at this many last tokens of prompt and answer; 0: at none; -1: at all.
+        #[schema(minimum = -1, maximum = 4294967295_i64, default = -1)]
+        pub dry_penalty_last_n: Option<i64>,
+        /// Texts over which no repetition counts; 16 at most, each of 1 to 40 bytes. Default: line break, colon, double
+        /// quote and asterisk.
+        #[schema(min_items = 1, max_items = 16)]
+        pub dry_sequence_breakers: Option<Vec<String>>,
+        /// Samples from tokens whose logit is at most this many standard deviations below the best; 0 or -1: from all.
+        #[schema(minimum = -1, maximum = 1000, default = -1)]
+        pub top_n_sigma: Option<f64>,
+        /// Locally typical sampling: from the tokens nearest to the expected surprise that together have this
+        /// probability; 1: from all.
+        #[schema(minimum = 0, maximum = 1, default = 1)]
+        pub typical_p: Option<f64>,
+        /// XTC: with this probability, of the tokens that reach xtc_threshold only the least likely stays.
+        #[schema(minimum = 0, maximum = 1, default = 0)]
+        pub xtc_probability: Option<f64>,
+        /// The probability that a token needs for XTC; above 0.5 XTC is off.
+        #[schema(minimum = 0, maximum = 1, default = 0.1)]
+        pub xtc_threshold: Option<f64>,
+        /// Above 0: the temperature is in temperature ± this, the higher the more open the choice is.
+        #[schema(minimum = 0, maximum = 100, default = 0)]
+        pub dynatemp_range: Option<f64>,
+        /// With dynatemp_range: above 1 favours low temperatures, below 1 high ones.
+        #[schema(minimum = 0, maximum = 100, default = 1)]
+        pub dynatemp_exponent: Option<f64>,
+        /// Holds the surprise of the answer near mirostat_tau, in place of the filters (top_k, top_p and the like); 1 or
+        /// 2: the algorithm; 0: off.
+        #[schema(minimum = 0, maximum = 2, default = 0)]
+        pub mirostat: Option<i64>,
+        /// The surprise that mirostat aims at, in bits.
+        #[schema(minimum = 0, maximum = 100, default = 5)]
+        pub mirostat_tau: Option<f64>,
+        /// How fast mirostat learns.
+        #[schema(minimum = 0, maximum = 10, default = 0.1)]
+        pub mirostat_eta: Option<f64>,
+        /// min_p, typical_p, top_p and XTC leave at least this many tokens.
+        #[schema(minimum = 0, maximum = 4294967295_i64, default = 0)]
+        pub min_keep: Option<i64>,
+        /// The samplers that apply, by llama.cpp's names or letters; the others are off. The order has to be that of this
+        /// server. Default: all.
+        #[schema(value_type = Option<SamplerNames>)]
+        pub samplers: Option<Value>,
         /// Added to the logits, by token id; each in [-100, 100].
         #[schema(value_type = Option<HashMap<String, f64>>)]
         pub logit_bias: Option<Map<String, Value>>,
@@ -136,36 +195,6 @@ body_fields! {
     }
 }
 
-/// What `truncation_side` may be.
-#[derive(ToSchema)]
-#[schema(rename_all = "snake_case")]
-pub enum TruncationSide {
-    Left,
-    Right,
-}
-
-/// What `early_stopping` may be.
-#[derive(ToSchema)]
-#[serde(untagged)]
-pub enum EarlyStoppingForms {
-    Flag(bool),
-    Word(Never),
-}
-
-#[derive(ToSchema)]
-#[schema(rename_all = "snake_case")]
-pub enum Never {
-    Never,
-}
-
-/// What `stop` may be.
-#[derive(ToSchema)]
-#[serde(untagged)]
-pub enum StopStrings {
-    One(String),
-    Several(Vec<String>),
-}
-
 impl SamplingFields {
     /// The engine's parameters but for `max_tokens` and `logprobs`, which the endpoints read differently.
     pub fn params(&self, model: &ModelInfo) -> Result<SamplingParams, ApiError> {
@@ -183,7 +212,8 @@ impl SamplingFields {
             }
             given => number(name, given, default, 1.0, 0.0, high),
         };
-        let params = SamplingParams {
+        let (repetition_penalty, given_penalty) = self.repetition_penalty()?;
+        let mut params = SamplingParams {
             max_tokens: 0,
             min_tokens: in_range("min_tokens", self.min_tokens.unwrap_or(0), 0..=i64::from(u32::MAX))? as u32,
             temperature: number("temperature", self.temperature, defaults.temperature, 1.0, 0.0, MAX_TEMPERATURE)?,
@@ -193,8 +223,8 @@ impl SamplingFields {
             presence_penalty: number("presence_penalty", self.presence_penalty, None, 0.0, -2.0, 2.0)?,
             frequency_penalty: number("frequency_penalty", self.frequency_penalty, None, 0.0, -2.0, 2.0)?,
             repetition_penalty: above_0(
-                "repetition_penalty",
-                self.repetition_penalty,
+                repetition_penalty,
+                given_penalty,
                 defaults.repetition_penalty,
                 MAX_REPETITION_PENALTY,
             )?,
@@ -211,6 +241,7 @@ impl SamplingFields {
             logprobs: None,
             prompt_logprobs: num_logprobs("prompt_logprobs", self.prompt_logprobs)?,
         };
+        self.set_samplers(&mut params, model)?;
         for (name, value) in [("top_p", params.top_p), ("repetition_penalty", params.repetition_penalty)] {
             if value <= 0.0 {
                 return Err(ApiError::invalid(name, format!("{name} must be above 0, got {value}")));
