@@ -4,9 +4,11 @@
 //! weights mostly steeper. `copy` is the part of each measurement that copies the row, because sampling changes it.
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use pagetide_base::sampling::extra::{Dry, ExtraSamplers, Mirostat, MirostatVersion, Xtc};
 use pagetide_base::sampling::params::SamplingParams;
 use pagetide_base::sampling::sampler::{Draw, History, Sampler};
 use std::hint::black_box;
+use std::sync::Arc;
 
 const PROMPT_TOKENS: u32 = 512;
 const OUTPUT_TOKENS: u32 = 256;
@@ -32,7 +34,17 @@ fn cases() -> Vec<(&'static str, SamplingParams)> {
         top_p: 0.9,
         ..drawn.clone()
     };
+    let extra = |extra: ExtraSamplers| SamplingParams { top_k: 50, extra: Some(Box::new(extra)), ..drawn.clone() };
+    let dry = Dry { multiplier: 0.8, base: 1.75, allowed_length: 2, last_n: None, breakers: Arc::default() };
+    let mirostat = Mirostat { version: MirostatVersion::Two, tau: 5.0, eta: 0.1 };
+    let typical = ExtraSamplers { typical_p: 0.9, ..ExtraSamplers::default() };
+    let xtc = Some(Xtc { probability: 0.5, threshold: 0.1 });
     vec![
+        ("top_k 50, DRY", extra(ExtraSamplers { dry: Some(dry), ..ExtraSamplers::default() })),
+        ("top_k 50, XTC", extra(ExtraSamplers { xtc, ..ExtraSamplers::default() })),
+        ("top_k 50, typical_p 0.9", extra(typical.clone())),
+        ("typical_p 0.9", SamplingParams { extra: Some(Box::new(typical)), ..drawn.clone() }),
+        ("mirostat 2", extra(ExtraSamplers { mirostat: Some(mirostat), ..ExtraSamplers::default() })),
         ("greedy", SamplingParams { temperature: 0.0, ..drawn.clone() }),
         ("greedy, 5 logprobs", SamplingParams { temperature: 0.0, logprobs: Some(5), ..drawn.clone() }),
         ("temperature", drawn.clone()),
