@@ -38,11 +38,13 @@ impl SamplerChain {
         mu: f32,
         draw: Draw,
     ) -> (TokenId, f32) {
-        let finite = || logits.iter().enumerate().filter(|(_, logit)| **logit > f32::NEG_INFINITY);
-        self.tokens.clear();
-        self.tokens.extend(finite().map(|(token, _)| token as TokenId));
+        // What `top_k` removes in any case never gets into the list.
+        let top_k = params.top_k as usize;
+        let is_short = extra.mirostat.is_none() && extra.top_n_sigma <= 0.0 && (1..logits.len()).contains(&top_k);
+        let least = if is_short { row::kth_largest(logits, top_k, &mut self.candidates) } else { f32::MIN };
+        row::indices_from(logits, least.max(f32::MIN), &mut self.tokens);
         self.logits.clear();
-        self.logits.extend(finite().map(|(_, logit)| *logit));
+        self.logits.extend(self.tokens.iter().map(|token| logits[*token as usize]));
         match (&extra.mirostat, self.tokens.len()) {
             (_, 0) => (0, mu),
             // Nothing is chosen, and mu stays: it must not matter whether a token was forced or drawn.
@@ -65,11 +67,13 @@ impl SamplerChain {
 
     fn filter(&mut self, params: &SamplingParams, extra: &ExtraSamplers, draw: Draw) {
         let min_keep = extra.min_keep as usize;
+        self.weights.resize(self.tokens.len(), 0);
         self.top_n_sigma(extra.top_n_sigma);
+        // `min_p` and `top_k` give the same in either order, and few tokens are sooner weighed.
+        self.top_k(params.top_k as usize);
         let scale = extra.dynamic_temperature.map_or(inverse_temperature(params.temperature), |_| 1.0);
         self.weigh(scale);
         self.min_p(params.min_p, min_keep);
-        self.top_k(params.top_k as usize);
         self.typical_p(extra.typical_p, min_keep);
         self.top_p(params.top_p, min_keep);
         if let Some(xtc) = &extra.xtc {
@@ -129,7 +133,6 @@ impl SamplerChain {
         let square = |logit: &f32| (f64::from(*logit) - mean) * (f64::from(*logit) - mean);
         let deviation = (self.logits.iter().map(square).sum::<f64>() / num).sqrt();
         let least = f64::from(row::max(&self.logits)) - f64::from(n) * deviation;
-        self.weights.resize(self.logits.len(), 0);
         self.keep(|_, logit, _| f64::from(logit) >= least);
     }
 
