@@ -24,6 +24,8 @@ pub fn dry_breakers(tokenizer: &Tokenizer, texts: &[impl AsRef<str>]) -> Result<
             }
         }
     }
+    // The vocabulary is large: of most tokens only the few short beginnings are compared.
+    tails.sort_by_key(|(beginning, _)| beginning.len());
     for token in 0..tokenizer.vocab_size() as TokenId {
         let Some(piece) = tokenizer.pieces().get(token) else { continue };
         let contains = |text: &[u8]| match text {
@@ -33,7 +35,8 @@ pub fn dry_breakers(tokenizer: &Tokenizer, texts: &[impl AsRef<str>]) -> Result<
         if texts.iter().any(|text| contains(text.as_ref().as_bytes())) {
             breakers.single.push(token);
         } else {
-            let ends = tails.iter().filter(|(beginning, _)| piece.bytes.ends_with(beginning));
+            let short = tails.iter().take_while(|(beginning, _)| beginning.len() <= piece.bytes.len());
+            let ends = short.filter(|(beginning, _)| piece.bytes.ends_with(beginning));
             breakers.longer.extend(ends.map(|(_, tail)| (token, tail.clone())));
         }
     }
