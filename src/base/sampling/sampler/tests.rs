@@ -360,3 +360,25 @@ proptest! {
         prop_assert!(logprobs.top.iter().chain([&logprobs.chosen]).all(|entry| entry.logprob <= 0.0));
     }
 }
+
+#[test]
+fn penalties_look_at_the_last_tokens() {
+    let penalized = |repeat_last_n| {
+        let params = SamplingParams {
+            repetition_penalty: 2.0,
+            frequency_penalty: 0.25,
+            repeat_last_n,
+            ..SamplingParams::default()
+        };
+        let mut logits = [1.0; 4];
+        let history = History { prompt: &[0, 1], output: &[2, 1], ..History::default() };
+        Sampler::new().sample(&mut logits, &params, None, history, draw(0, 2));
+        logits
+    };
+    // The frequency penalty counts the output alone.
+    assert_eq!(penalized(None), [0.5, 0.25, 0.25, 1.0]);
+    assert_eq!(penalized(Some(9)), [0.5, 0.25, 0.25, 1.0]);
+    assert_eq!(penalized(Some(3)), [1.0, 0.25, 0.25, 1.0]);
+    assert_eq!(penalized(Some(2)), [1.0, 0.25, 0.25, 1.0]);
+    assert_eq!(penalized(Some(1)), [1.0, 0.25, 1.0, 1.0]);
+}
