@@ -174,6 +174,11 @@ impl<'s> Template<'s> {
         Ok(template)
     }
 
+    /// The source of the template that chats without tools are rendered by; empty where there is none.
+    pub fn source(&self) -> &str {
+        self.program(DEFAULT).map_or("", |program| program.instructions.source())
+    }
+
     /// Whether the source of the template contains `text`.
     pub fn mentions(&self, text: &str) -> bool {
         self.programs.iter().any(|(_, program)| program.instructions.source().contains(text))

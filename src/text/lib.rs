@@ -4,6 +4,7 @@ pub mod breakers;
 pub mod chat_output;
 pub mod chat_template;
 pub mod detokenizer;
+pub mod fill_in;
 pub mod grammar;
 pub mod output;
 mod pieces;

@@ -9,6 +9,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::OnceLock;
 use tokenizers::models::ModelWrapper;
 use tokenizers::{AddedToken, Tokenizer as Vocabulary};
 
@@ -34,6 +35,8 @@ const MAX_TAIL: usize = 16;
 /// Converts text to token ids and back.
 pub struct Tokenizer {
     vocabulary: Vocabulary,
+    /// A copy that reads special tokens in a text as text. Made when it is first needed.
+    plain: OnceLock<Box<Vocabulary>>,
     pieces: Pieces,
     special: SpecialTokens,
     /// Whether spaces in decoded text are cleaned up ("do n't ." → "don't."). Never for BPE.
@@ -72,22 +75,24 @@ impl Tokenizer {
         let is_bpe = matches!(vocabulary.get_model(), ModelWrapper::BPE(_));
         let cleans_up = !is_bpe && config.get("clean_up_tokenization_spaces").and_then(Value::as_bool) == Some(true);
         let pieces = Pieces::new(&vocabulary)?;
-        Ok(Self { vocabulary, pieces, special, cleans_up })
+        Ok(Self { vocabulary, plain: OnceLock::new(), pieces, special, cleans_up })
     }
 
     /// The token ids of `text`. With `add_special_tokens`, the post-processor of `tokenizer.json` adds the tokens
     /// around a text, usually the one that begins it. As in transformers 5, `add_bos_token` and `add_eos_token` have no
     /// effect. Special tokens that are written in `text` are always recognised.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, ApiError> {
-        let encode = || self.vocabulary.encode_fast(text, add_special_tokens);
-        match catch_unwind(AssertUnwindSafe(encode)) {
-            Ok(Ok(encoding)) => Ok(encoding.get_ids().to_vec()),
-            Ok(Err(error)) => Err(ApiError::bad_request(format!("the text cannot be tokenized: {error}"))),
-            Err(panic) => {
-                let why = panic_text(&*panic);
-                Err(ApiError::bad_request(format!("the text cannot be tokenized: tokenizer.json is at fault: {why}")))
-            }
-        }
+        encode(&self.vocabulary, text, add_special_tokens)
+    }
+
+    /// The same, but a special token that is written in `text` is text like any other.
+    pub fn encode_plain(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, ApiError> {
+        let plain = self.plain.get_or_init(|| {
+            let mut plain = Box::new(self.vocabulary.clone());
+            plain.set_encode_special_tokens(true);
+            plain
+        });
+        encode(plain, text, add_special_tokens)
     }
 
     /// The text of `ids` at the beginning of a text. Ids without a token are ignored.
@@ -164,6 +169,18 @@ impl Tokenizer {
     /// The text of a token at the beginning of a text, if it differs from other places.
     pub(super) fn first_piece(&self, id: TokenId) -> Option<String> {
         self.vocabulary.id_to_token(id).map(|name| self.pieces.first_text(&name))
+    }
+}
+
+fn encode(vocabulary: &Vocabulary, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, ApiError> {
+    let encode = || vocabulary.encode_fast(text, add_special_tokens);
+    match catch_unwind(AssertUnwindSafe(encode)) {
+        Ok(Ok(encoding)) => Ok(encoding.get_ids().to_vec()),
+        Ok(Err(error)) => Err(ApiError::bad_request(format!("the text cannot be tokenized: {error}"))),
+        Err(panic) => {
+            let why = panic_text(&*panic);
+            Err(ApiError::bad_request(format!("the text cannot be tokenized: tokenizer.json is at fault: {why}")))
+        }
     }
 }
 
