@@ -221,7 +221,7 @@ impl IntakeShared {
         request: PromptRequest,
         observer: Option<&dyn RequestObserver>,
     ) -> Result<EngineRequest, ApiError> {
-        let PromptRequest { prompt, names, truncation, ignore_eos, seed, grammar, mut core } = request;
+        let PromptRequest { prompt, names, truncation, ignore_eos, seed, shortens_output, grammar, mut core } = request;
         let n = core.n;
         if n == 0 {
             return Err(ApiError::invalid("n", "must be at least 1, got 0"));
@@ -233,7 +233,7 @@ impl IntakeShared {
         if !core.terms.preemptible {
             self.fit_non_preemptible(params, prompt.len(), n)?;
         }
-        self.resolve(params, &prompt, &names, ignore_eos, seed)?;
+        self.resolve(params, &prompt, &names, shortens_output, ignore_eos, seed)?;
         check_num_logprobs(params, prompt.len(), n)?;
         if let Some(grammar) = grammar {
             core.constraint = Some(self.constrain(grammar, &prompt, params).await?);
@@ -321,6 +321,7 @@ impl IntakeShared {
         params: &mut SamplingParams,
         prompt: &[TokenId],
         names: &FieldNames,
+        shortens_output: bool,
         ignore_eos: bool,
         seed: Option<u64>,
     ) -> Result<(), ApiError> {
@@ -351,7 +352,7 @@ impl IntakeShared {
             return memory(&format!("the prompt of {length} tokens"), length);
         }
         let wanted = params.max_tokens as usize;
-        if wanted == 0 {
+        if wanted == 0 || (shortens_output && wanted > fits) {
             params.max_tokens = fits as u32;
         } else if length + wanted > model_len {
             let message = format!(

@@ -391,6 +391,14 @@ fn what_can_never_fit_is_refused_with_the_numbers() {
     assert!(world.submit(vec![], 1).unwrap_err().message.contains("empty"));
     // Not given: as many as fit.
     assert_eq!(tokens(&events(world.submit(vec![1; 30], 0).unwrap())).len(), 3);
+    // A wish is cut to what fits, of the memory and of the model.
+    for max_tokens in [2, 3, 4, 81] {
+        let params = SamplingParams { max_tokens, ..SamplingParams::default() };
+        let wish = PromptRequest { shortens_output: true, ..request(vec![1; 30], params) };
+        let accepted = block_on(world.handle.submit(wish)).unwrap();
+        assert_eq!(accepted.params.max_tokens, max_tokens.min(3));
+        assert_eq!(tokens(&events(accepted)).len(), max_tokens.min(3) as usize);
+    }
     world.wait_until_idle();
 }
 

@@ -3,6 +3,7 @@
 pub mod beams;
 pub mod encoding;
 pub mod forms;
+pub mod llama_cpp;
 pub mod memory;
 pub mod model;
 pub mod pooling;

@@ -10,6 +10,7 @@ mod sample;
 use crate::delta::{Delta, Finish, PauseNotice, Position};
 use crate::event::Event;
 use crate::request::AnswerOptions;
+use crate::timings::Timings;
 use crate::usage::{KvUsage, Usage};
 pub use echo::echoed_text;
 use pagetide_base::error::ApiError;
@@ -175,6 +176,9 @@ impl PromptFold {
 
     fn token(&mut self, index: u32, token: TokenId, logprobs: Option<PositionLogprobs>) -> Option<Delta> {
         let sample = &mut self.samples[index as usize];
+        if let Some(clock) = sample.clock.as_mut().filter(|_| !sample.ended) {
+            clock.tick();
+        }
         // Tokens that were under way when a stop string matched come too late.
         if sample.ended || self.options.prompt_only {
             return None;
@@ -254,6 +258,21 @@ impl PromptFold {
         }
     }
 
+    /// As the intake accepted them.
+    pub fn params(&self) -> &Arc<SamplingParams> {
+        &self.params
+    }
+
+    /// `None` where the answer does not say it.
+    fn timings(&self, sample: usize) -> Option<Timings> {
+        let sample = &self.samples[sample];
+        let cached = self.facts.cached_tokens as usize;
+        sample
+            .clock
+            .filter(|_| self.options.timings)
+            .map(|clock| Timings::new(&clock, self.tokens.len(), cached, sample.num_tokens))
+    }
+
     fn usage_of(&self, samples: &[SampleFold]) -> Usage {
         let completion_tokens = samples.iter().map(|sample| sample.num_tokens).sum();
         let reasoning_tokens = samples.iter().map(|sample| sample.num_reasoning).sum();
@@ -318,6 +337,16 @@ impl AnswerFold {
     pub fn choice_usage(&self, choice: u32) -> Usage {
         let prompt = self.prompt_of(choice);
         prompt.usage_of(std::slice::from_ref(&prompt.samples[(choice % self.num_samples) as usize]))
+    }
+
+    /// How long a choice has taken so far; `None` where the answer does not say it.
+    pub fn timings(&self, choice: u32) -> Option<Timings> {
+        self.prompt_of(choice).timings((choice % self.num_samples) as usize)
+    }
+
+    /// What the engine was asked for a choice, as the intake accepted it.
+    pub fn params(&self, choice: u32) -> &Arc<SamplingParams> {
+        self.prompt_of(choice).params()
     }
 
     /// The prompt that a choice answers.

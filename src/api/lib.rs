@@ -3,8 +3,8 @@
 //! A body is parsed once, into an [`ApiRequest`](request::ApiRequest); each of its prompts becomes a
 //! [`PromptRequest`](request::PromptRequest), which goes through the intake to the scheduler. The engine answers with
 //! [`Event`](event::Event)s, which [`fold`] turns into an answer. OpenAI's chat and completions ([`openai`]), OpenAI's
-//! Responses ([`responses`]) and Anthropic's Messages ([`anthropic`]) are adapters to the one request and from the one
-//! answer. Nothing here knows HTTP or actors.
+//! Responses ([`responses`]), Anthropic's Messages ([`anthropic`]) and llama.cpp's API ([`llama_cpp`]) are adapters to the
+//! one request and from the one answer. Nothing here knows HTTP or actors.
 
 pub mod anthropic;
 pub mod body;
@@ -17,13 +17,16 @@ pub mod fields;
 pub mod fold;
 pub mod id;
 pub mod items;
+pub mod line_limits;
 pub mod live_server;
+pub mod llama_cpp;
 pub mod model_info;
 pub mod openai;
 pub mod openapi;
 pub mod prompt;
 pub mod request;
 pub mod responses;
+pub mod timings;
 pub mod usage;
 pub mod vllm;
 

@@ -1,7 +1,8 @@
 //! The model that is served.
 
+use crate::body::ids::MixedPart;
 use crate::live_server::LiveServer;
-use crate::prompt::Prompt;
+use crate::prompt::{ChatPrompt, Prompt};
 use crate::request::FieldNames;
 use pagetide_base::budget::Budget;
 use pagetide_base::error::ApiError;
@@ -9,6 +10,7 @@ use pagetide_base::ids::TokenId;
 use pagetide_base::sampling::params::{Pooling, SamplingDefaults};
 use pagetide_text::chat_output::ChatFormat;
 use pagetide_text::chat_template::{ChatTemplate, render_by_request};
+use pagetide_text::fill_in::FillInMarks;
 use pagetide_text::tokenizer::{SpecialToken, SpecialTokens, Tokenizer};
 use pagetide_text::truncation::{Side, truncate};
 use serde_json::{Map, Value};
@@ -65,10 +67,12 @@ impl ModelInfo {
         budget: &Budget,
     ) -> Result<Vec<TokenId>, ApiError> {
         let param = names.prompt;
+        let check_length = |num_bytes: usize| match num_bytes > max_bytes {
+            true => Err(ApiError::prompt_too_long(param, num_bytes, max_bytes)),
+            false => Ok(()),
+        };
         let encode = |text: &str, add_special_tokens| {
-            if text.len() > max_bytes {
-                return Err(ApiError::prompt_too_long(param, text.len(), max_bytes));
-            }
+            check_length(text.len())?;
             // Tokenising cannot be interrupted from here on.
             budget.look().map_err(|why| why.in_param(param))?;
             self.tokenizer.encode(text, add_special_tokens)
@@ -76,19 +80,25 @@ impl ModelInfo {
         match prompt {
             Prompt::Tokens(tokens) => Ok(tokens.clone()),
             Prompt::Text { text, add_special_tokens } => encode(text, *add_special_tokens),
-            Prompt::Chat(chat) => {
-                let num_bytes = chat.num_bytes();
-                if num_bytes > max_bytes {
-                    return Err(ApiError::prompt_too_long(param, num_bytes, max_bytes));
+            Prompt::Mixed(parts) => {
+                check_length(prompt.num_bytes())?;
+                budget.look().map_err(|why| why.in_param(param))?;
+                let mut tokens = Vec::new();
+                for (i, part) in parts.iter().enumerate() {
+                    match part {
+                        MixedPart::Text(text) => tokens.extend(self.tokenizer.encode(text, i == 0)?),
+                        MixedPart::Ids(ids) => tokens.extend(ids),
+                    }
                 }
-                let text = match (&chat.template, &self.chat_template) {
-                    (Some(source), _) => render_by_request(source, self.special_tokens(), chat),
-                    (None, Some(template)) => template.render_chat(chat),
-                    (None, None) => return Err(ApiError::invalid(param, NO_TEMPLATE)),
-                };
-                let text = text.map_err(|error| of_template(error, names))?;
-                encode(&text, chat.add_special_tokens)
+                Ok(tokens)
             }
+            Prompt::FillIn(fill_in) => {
+                check_length(fill_in.num_bytes())?;
+                budget.look().map_err(|why| why.in_param(param))?;
+                let marks = FillInMarks::find(&self.tokenizer).map_err(|missing| no_marks(param, &missing))?;
+                fill_in.encode(&self.tokenizer, &marks, self.max_model_len as usize)
+            }
+            Prompt::Chat(chat) => encode(&self.rendered(max_bytes, chat, names)?, chat.add_special_tokens),
         }
     }
 
@@ -100,6 +110,25 @@ impl ModelInfo {
         info.insert("eos_token_ids".into(), self.eos_token_ids.as_slice().into());
         info.insert("chat_template".into(), self.chat_template.as_ref().map(ChatTemplate::source).into());
         info
+    }
+
+    /// The text that a chat becomes. Errors name the fields by `names`.
+    pub fn render(&self, chat: &ChatPrompt, names: &FieldNames) -> Result<String, ApiError> {
+        self.rendered(self.max_prompt_bytes, chat, names)
+    }
+
+    /// A chat of at most `max_bytes` through its template.
+    fn rendered(&self, max_bytes: usize, chat: &ChatPrompt, names: &FieldNames) -> Result<String, ApiError> {
+        let num_bytes = chat.num_bytes();
+        if num_bytes > max_bytes {
+            return Err(ApiError::prompt_too_long(names.prompt, num_bytes, max_bytes));
+        }
+        let text = match (&chat.template, &self.chat_template) {
+            (Some(source), _) => render_by_request(source, self.special_tokens(), chat),
+            (None, Some(template)) => template.render_chat(chat),
+            (None, None) => return Err(ApiError::invalid(names.prompt, NO_TEMPLATE)),
+        };
+        text.map_err(|error| of_template(error, names))
     }
 
     /// `bos_token` and the like, as templates know them.
@@ -127,6 +156,15 @@ impl ModelInfo {
         let max_bytes = self.max_prompt_bytes.saturating_mul(CUT_FACTOR);
         truncate(self.encode_within(max_bytes, prompt, names, budget)?, keep, side, text)
     }
+}
+
+/// The model cannot fill in the middle.
+pub fn no_marks(param: &str, missing: &str) -> ApiError {
+    let message = format!(
+        "{param}: this model cannot fill in the middle: its tokenizer has no mark for {missing} (such as \
+         <|fim_prefix|>, <|fim_suffix|> and <|fim_middle|>)"
+    );
+    ApiError::invalid(param, message)
 }
 
 /// An error of a template, which calls what it is given as a chat does, about the client's field.

@@ -1,5 +1,9 @@
 //! The forms of a prompt.
 
+mod fill_in;
+
+use crate::body::ids::MixedPart;
+pub use fill_in::{ContextFile, FillIn};
 use pagetide_base::ids::TokenId;
 pub use pagetide_text::chat_template::ChatPrompt;
 
@@ -11,6 +15,10 @@ pub enum Prompt {
         add_special_tokens: bool,
     },
     Tokens(Vec<TokenId>),
+    /// Texts and token ids one after the other. If the first is a text, the tokenizer adds its special tokens to it.
+    Mixed(Vec<MixedPart>),
+    /// A gap between two texts.
+    FillIn(FillIn),
     /// A conversation. The intake renders it through the chat template.
     Chat(ChatPrompt),
 }
@@ -21,6 +29,8 @@ impl Prompt {
         match self {
             Prompt::Text { text, .. } => text.len(),
             Prompt::Tokens(_) => 0,
+            Prompt::Mixed(parts) => parts.iter().map(MixedPart::num_bytes).sum(),
+            Prompt::FillIn(fill_in) => fill_in.num_bytes(),
             Prompt::Chat(chat) => chat.num_bytes(),
         }
     }

@@ -2,6 +2,7 @@
 
 use crate::body::fields::{null_as_default, typed_fields};
 use crate::id::random_hex;
+use crate::line_limits::LineLimits;
 use crate::prompt::Prompt;
 use pagetide_base::error::ApiError;
 use pagetide_base::sampling::params::SamplingParams;
@@ -45,6 +46,8 @@ pub struct PromptRequest {
     pub ignore_eos: bool,
     /// The client's seed; `None`: the intake draws one.
     pub seed: Option<u64>,
+    /// `params.max_tokens` is a wish: where fewer tokens fit, the output is that much shorter.
+    pub shortens_output: bool,
     /// What the text of every sample has to be.
     pub grammar: Option<GrammarRequest>,
     /// What the scheduler reads. `params.max_tokens` is 0 where the client has not said: as many as fit.
@@ -61,6 +64,7 @@ impl PromptRequest {
             truncation: None,
             ignore_eos: false,
             seed: None,
+            shortens_output: false,
             grammar: None,
             core: EngineRequest::new(Vec::new(), params),
         }
@@ -159,6 +163,10 @@ pub struct AnswerOptions {
     pub kv_block_bytes: Option<usize>,
     /// The stream says when it pauses.
     pub pause_comments: bool,
+    /// The answer says how long its prompt and its tokens took.
+    pub timings: bool,
+    /// What ends the text at a line.
+    pub lines: LineLimits,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize, ToSchema)]

@@ -168,6 +168,18 @@ impl ApiError {
         )
     }
 
+    /// 501: the path exists for clients of another server, and what it asks for cannot be done here.
+    pub fn not_implemented(param: Option<&str>, message: impl Into<String>) -> Self {
+        let param = param.map(str::to_owned);
+        Self { param, ..Self::new(501, "invalid_request_error", Some("not_supported"), message) }
+    }
+
+    /// 503: every seat of a step is taken, and the client has asked to be told.
+    pub fn no_slot(num_slots: usize) -> Self {
+        let message = format!("no slot is free: {num_slots} sequences run, the maximum (scheduler.max_num_seqs)");
+        Self { retry_after_s: Some(1), ..Self::new(503, "service_unavailable", Some("no_slot"), message) }
+    }
+
     /// 406: the client takes no encoding that there is.
     pub fn not_acceptable() -> Self {
         let message = "Accept-Encoding allows no encoding of this server: allow gzip, deflate or identity";
@@ -313,6 +325,14 @@ impl ApiError {
     /// 500: the engine failed under this request.
     pub fn engine(message: impl Into<String>) -> Self {
         Self::new(500, "server_error", Some("engine_failed"), message)
+    }
+
+    /// The message with the path of the field, for formats that have no field for the path.
+    pub fn with_param(&self) -> String {
+        match &self.param {
+            Some(param) if !self.message.contains(param.as_str()) => self.to_string(),
+            _ => self.message.clone(),
+        }
     }
 }
 

@@ -12,6 +12,7 @@ choice!(
         OpenAi = "openai",
         Anthropic = "anthropic",
         Vllm = "vllm",
+        LlamaCpp = "llama.cpp",
     }
 );
 

@@ -2,6 +2,7 @@
 //! be left out with `server.surfaces`.
 
 pub mod anthropic;
+pub mod llama_cpp;
 pub mod openai;
 mod responses;
 pub mod vllm;
@@ -28,7 +29,7 @@ pub struct SpokenFormat {
 }
 
 /// Every surface, in the order of the API's description.
-pub static SURFACES: [ApiSurface; 3] = [
+pub static SURFACES: [ApiSurface; 4] = [
     ApiSurface { surface: Surface::OpenAi, paths: &openai::PATHS, format: None },
     ApiSurface {
         surface: Surface::Anthropic,
@@ -36,4 +37,9 @@ pub static SURFACES: [ApiSurface; 3] = [
         format: Some(SpokenFormat { is_spoken: anthropic::is_spoken, format: &anthropic::FORMAT }),
     },
     ApiSurface { surface: Surface::Vllm, paths: &vllm::PATHS, format: None },
+    ApiSurface {
+        surface: Surface::LlamaCpp,
+        paths: &llama_cpp::PATHS,
+        format: Some(SpokenFormat { is_spoken: llama_cpp::is_spoken, format: &llama_cpp::FORMAT }),
+    },
 ];

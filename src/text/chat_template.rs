@@ -184,11 +184,6 @@ impl<'s> Template<'s> {
         self.programs.iter().any(|(_, program)| program.instructions.source().contains(text))
     }
 
-    /// The source of the template for chats without tools, as it is compiled.
-    pub fn source(&self) -> &str {
-        self.program(DEFAULT).map_or("", |program| program.instructions.source())
-    }
-
     fn program(&self, name: &str) -> Option<&TemplateProgram<'s>> {
         self.programs.iter().find(|(other, _)| *other == name).map(|(_, program)| program)
     }

@@ -29,7 +29,7 @@ fn requests() -> Vec<(&'static str, Value, Vec<Value>)> {
                 json!({"prompt": 7}),
                 json!({"prompt": vec![[1]; 2000]}),
                 json!({"prompt": "h", "temperature": -1}),
-                json!({"prompt": "h", "suffix": "x"}),
+                json!({"prompt": "h", "functions": ["x"]}),
                 json!({}),
                 json!([1, 2]),
             ],

@@ -421,6 +421,13 @@ impl TestServer {
         Self::start_with(Script::Reply(text.bytes().map(TokenId::from).collect()), config, model_info(), None)
     }
 
+    /// As [`TestServer::saying`], with a tokenizer that has marks for filling in the middle.
+    pub fn filling_in(text: &str) -> Self {
+        let tokenizer = Arc::new(byte_tokenizer(&["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]));
+        let reply = text.bytes().map(TokenId::from).collect();
+        Self::start(Script::Reply(reply), &ServerConfig::default(), ModelInfo { tokenizer, ..model_info() })
+    }
+
     fn start(script: Script, config: &ServerConfig, model: ModelInfo) -> Self {
         Self::start_with(script, &Config { server: config.clone(), ..Config::default() }, model, None)
     }
@@ -565,7 +572,7 @@ fn model_info() -> ModelInfo {
         created_s: 1_700_000_000,
         max_model_len: MAX_MODEL_LEN,
         vocab_size: VOCAB_SIZE,
-        tokenizer: Arc::new(byte_tokenizer()),
+        tokenizer: Arc::new(byte_tokenizer(&[])),
         chat_template: Some(ChatTemplate::new(template, Map::new()).unwrap()),
         chat_format: ChatFormat::default(),
         eos_token_ids: vec![EOS],
@@ -595,8 +602,9 @@ fn loaded() -> LoadedModel {
     }
 }
 
-/// One token a byte, whose id is the byte; `<s>` and `</s>`; and two tokens that cut a character.
-fn byte_tokenizer() -> Tokenizer {
+/// One token a byte, whose id is the byte; `<s>` and `</s>`; two tokens that cut a character; and special tokens from
+/// 261 on.
+fn byte_tokenizer(more: &[&str]) -> Tokenizer {
     // GPT-2's alphabet: printable bytes stand for themselves, the others for the characters from U+0100.
     let mut next = 0x100;
     let mut vocab = Map::new();
@@ -615,9 +623,14 @@ fn byte_tokenizer() -> Tokenizer {
         json!({"id": id, "content": content, "special": true, "normalized": false,
                "single_word": false, "lstrip": false, "rstrip": false})
     };
+    let mut added = vec![special(BOS, "<s>"), special(EOS, "</s>"), special(TOOL_CALLS, "[TOOL_CALLS]")];
+    for (id, content) in (TOOL_CALLS + 1..).zip(more) {
+        vocab.insert((*content).into(), id.into());
+        added.push(special(id, content));
+    }
     let tokenizer = json!({
         "version": "1.0",
-        "added_tokens": [special(BOS, "<s>"), special(EOS, "</s>"), special(TOOL_CALLS, "[TOOL_CALLS]")],
+        "added_tokens": added,
         "post_processor": {
             "type": "TemplateProcessing",
             "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],

@@ -10,6 +10,7 @@ mod fake_engine;
 mod goldens;
 mod keep_alive;
 mod limits;
+mod llama_cpp;
 mod memory;
 mod openapi;
 mod parameters;

@@ -280,7 +280,8 @@ async fn a_value_out_of_range_or_of_a_wrong_type_is_refused_by_name() {
         (json!({"best_of": 2, "n": 3}), "best_of", "at least n = 3"),
         (json!({"use_beam_search": true, "max_tokens": 0}), "max_tokens", "at least 1"),
         (json!({"use_beam_search": true, "echo": true, "logprobs": 1}), "echo", "logprobs"),
-        (json!({"suffix": "end"}), "suffix", "not supported"),
+        (json!({"suffix": "end"}), "suffix", "no mark for prefix, suffix, middle"),
+        (json!({"suffix": "end", "echo": true}), "suffix", "echo"),
     ] {
         expect_refusal(&server, COMPLETION, &completion(more), param, says).await;
     }
@@ -405,7 +406,7 @@ async fn tokenize_and_detokenize() {
     assert_eq!(answer["count"], "[user]hi\n".len());
 
     let answer = server.ok("/detokenize", &json!({"tokens": [256, 195, 169, 104]})).await;
-    assert_eq!(answer, json!({"prompt": "<s>éh"}));
+    assert_eq!(answer, json!({"prompt": "<s>éh", "content": "<s>éh"}));
     for (path, body, param) in [
         ("/tokenize", json!({}), "prompt"),
         ("/tokenize", json!({"prompt": ["a"]}), "prompt"),

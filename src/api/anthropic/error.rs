@@ -12,7 +12,7 @@ pub fn error_body(error: &ApiError, request_id: &str) -> Value {
 
 /// The same in a stream, without the request's id.
 pub fn error_event(error: &ApiError) -> Value {
-    json!({"type": "error", "error": {"type": kind(error.status), "message": message(error)}})
+    json!({"type": "error", "error": {"type": kind(error.status), "message": error.with_param()}})
 }
 
 /// Anthropic's name for a status.
@@ -26,14 +26,6 @@ fn kind(status: u16) -> &'static str {
         503 | 529 => "overloaded_error",
         500.. => "api_error",
         _ => "invalid_request_error",
-    }
-}
-
-/// There is no field for the path, so the message has to have it.
-fn message(error: &ApiError) -> String {
-    match &error.param {
-        Some(param) if !error.message.contains(param.as_str()) => error.to_string(),
-        _ => error.message.clone(),
     }
 }
 

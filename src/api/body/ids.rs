@@ -19,6 +19,8 @@ const WHOLE_BELOW: f64 = 9_007_199_254_740_992.0;
 pub enum Ids {
     /// Empty, or what begins with a number: one prompt.
     One(IdList),
+    /// Texts, and then a number: one prompt where texts and ids may be mixed.
+    Mixed(IdList),
     /// The first prompts of several, and how many there are in all.
     Several { prompts: Vec<OneOf>, num: usize },
 }
@@ -33,6 +35,14 @@ pub enum OneOf {
 }
 
 impl OneOf {
+    /// The text; empty for anything else.
+    fn into_text(self) -> String {
+        match self {
+            Self::Text(text) => text,
+            Self::Ids(_) | Self::Other(_) => String::new(),
+        }
+    }
+
     /// As JSON; of an array only that it is one.
     pub fn into_value(self) -> Value {
         match self {
@@ -43,27 +53,91 @@ impl OneOf {
     }
 }
 
-/// Numbers that can be token ids, up to the first thing that cannot.
+/// Numbers that can be token ids, with texts between them, up to the first thing that is neither.
 #[derive(Debug, Default, PartialEq)]
 pub struct IdList {
     ids: Vec<TokenId>,
+    /// Each with the number of ids before it.
+    texts: Vec<(usize, String)>,
     /// What stands behind them; what follows it has not been kept.
     wrong: Option<Value>,
+}
+
+/// Token ids that follow each other, or a text between them.
+#[derive(Clone, Debug, PartialEq)]
+pub enum MixedPart {
+    Text(String),
+    Ids(Vec<TokenId>),
+}
+
+impl MixedPart {
+    /// Bytes of text.
+    pub fn num_bytes(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::Ids(_) => 0,
+        }
+    }
 }
 
 impl IdList {
     /// Whether more is wanted.
     fn push(&mut self, value: Value) -> bool {
-        match value.as_u64().and_then(|id| TokenId::try_from(id).ok()) {
-            Some(id) => self.ids.push(id),
-            None => self.wrong = Some(value),
+        match (value.as_u64().and_then(|id| TokenId::try_from(id).ok()), value) {
+            (Some(id), _) => self.ids.push(id),
+            (None, Value::String(text)) => self.texts.push((self.ids.len(), text)),
+            (None, value) => self.wrong = Some(value),
         }
         self.wrong.is_none()
     }
 
     /// Of those that have been kept.
     pub fn len(&self) -> usize {
-        self.ids.len() + usize::from(self.wrong.is_some())
+        self.ids.len() + self.texts.len() + usize::from(self.wrong.is_some())
+    }
+
+    /// The parts of the prompt `param`, at least one; all ids are below `vocab_size`.
+    pub fn mixed(self, param: &str, vocab_size: u32) -> Result<Vec<MixedPart>, ApiError> {
+        if self.texts.is_empty() {
+            return self.prompt(param, vocab_size).map(|ids| vec![MixedPart::Ids(ids)]);
+        }
+        let Self { mut ids, texts, wrong } = self;
+        // A place in the array: the texts before an id count too.
+        let place = |at: usize| at + texts.iter().filter(|(before, _)| *before <= at).count();
+        for (at, id) in ids.iter().enumerate() {
+            token_id(format_args!("{param}[{}]", place(at)), i64::from(*id), vocab_size)?;
+        }
+        if let Some(wrong) = wrong {
+            let param = format!("{param}[{}]", place(ids.len()));
+            return Err(ApiError::invalid(
+                &param,
+                format!("{param} must be a token id or a text, got {}", shown(&wrong)),
+            ));
+        }
+        let mut parts = Vec::new();
+        for (before, text) in texts.into_iter().rev() {
+            let behind = ids.split_off(before);
+            parts.extend((!behind.is_empty()).then_some(MixedPart::Ids(behind)));
+            parts.push(MixedPart::Text(text));
+        }
+        parts.extend((!ids.is_empty()).then_some(MixedPart::Ids(ids)));
+        parts.reverse();
+        Ok(parts)
+    }
+
+    /// The first text counts as wrong, for a list of ids alone.
+    fn refuse_texts(&mut self) {
+        if let Some((before, text)) = std::mem::take(&mut self.texts).into_iter().next() {
+            self.ids.truncate(before);
+            self.wrong = Some(text.into());
+        }
+    }
+
+    /// What stands behind the texts that the array begins with, and its place.
+    pub fn behind_texts(&self) -> (usize, Value) {
+        let texts_before = self.texts.iter().take_while(|(before, _)| *before == 0).count();
+        let id = self.ids.first().map(|id| Value::from(*id));
+        (texts_before, id.or_else(|| self.wrong.clone()).unwrap_or_default())
     }
 
     pub fn is_empty(&self) -> bool {
@@ -71,10 +145,11 @@ impl IdList {
     }
 
     /// The ids of the prompt `param`: at least one, and all below `vocab_size`.
-    pub fn prompt(self, param: &str, vocab_size: u32) -> Result<Vec<TokenId>, ApiError> {
+    pub fn prompt(mut self, param: &str, vocab_size: u32) -> Result<Vec<TokenId>, ApiError> {
         if self.is_empty() {
             return Err(ApiError::invalid(param, format!("{param} must have at least one token id")));
         }
+        self.refuse_texts();
         self.check_range(param, vocab_size)?;
         match &self.wrong {
             None => Ok(self.ids),
@@ -86,7 +161,8 @@ impl IdList {
     }
 
     /// The ids of `param` where none is right too, and where a wrong type is told before a wrong number.
-    pub fn tokens(self, param: &str, vocab_size: u32) -> Result<Vec<TokenId>, ApiError> {
+    pub fn tokens(mut self, param: &str, vocab_size: u32) -> Result<Vec<TokenId>, ApiError> {
+        self.refuse_texts();
         if let Some(Err(error)) = self.wrong.as_ref().map(i64::deserialize) {
             let param = format!("{param}[{}]", self.ids.len());
             return Err(ApiError::invalid(&param, format!("{param} {}", type_error(&error.to_string()))));
@@ -133,6 +209,35 @@ enum IdsItem {
 struct IdsVisitor<'a> {
     count: &'a Count,
     depth: u32,
+}
+
+impl IdsVisitor<'_> {
+    /// The whole of a list that begins with `list` and `next`.
+    fn list<'de, A: SeqAccess<'de>>(
+        self,
+        mut list: IdList,
+        mut next: Option<IdsItem>,
+        mut seq: A,
+    ) -> Result<IdList, A::Error> {
+        let seed = IdsVisitor { depth: self.depth + 1, ..self };
+        while let Some(item) = next {
+            let value = match item {
+                IdsItem::Value(value) => value,
+                // Only to be shown: the first few are enough.
+                IdsItem::Array(Ids::One(list)) => list.ids.into_iter().take(NUM_SHOWN).collect(),
+                IdsItem::Array(_) => Value::Array(Vec::new()),
+            };
+            if value.is_string() {
+                self.count.add()?;
+            }
+            if !list.push(value) {
+                while seq.next_element::<IgnoredAny>()?.is_some() {}
+                break;
+            }
+            next = seq.next_element_seed(seed)?;
+        }
+        Ok(list)
+    }
 }
 
 impl<'de> DeserializeSeed<'de> for IdsVisitor<'_> {
@@ -192,32 +297,30 @@ impl<'de> Visitor<'de> for IdsVisitor<'_> {
         };
         let is_one = self.depth == 1 || matches!(&next, Some(IdsItem::Value(Value::Number(_))));
         let ids = if is_one {
-            let mut list = IdList::default();
-            while let Some(item) = next {
-                let value = match item {
-                    IdsItem::Value(value) => value,
-                    // Only to be shown: the first few are enough.
-                    IdsItem::Array(Ids::One(list)) => list.ids.into_iter().take(NUM_SHOWN).collect(),
-                    IdsItem::Array(Ids::Several { .. }) => unreachable!("a list has no lists of lists"),
-                };
-                if !list.push(value) {
-                    while seq.next_element::<IgnoredAny>()?.is_some() {}
-                    break;
-                }
-                next = seq.next_element_seed(seed)?;
-            }
-            Ids::One(list)
+            Ids::One(self.list(IdList::default(), next, seq)?)
         } else {
             let (mut prompts, mut num) = (Vec::new(), 0);
             while let Some(item) = next {
+                if matches!(&item, IdsItem::Value(Value::Number(_)))
+                    && prompts.iter().all(|prompt| matches!(prompt, OneOf::Text(_)))
+                {
+                    let texts = prompts.into_iter().map(|prompt| (0, prompt.into_text()));
+                    let list = IdList { texts: texts.collect(), ..IdList::default() };
+                    return self.list(list, Some(item), seq).map(|list| IdsItem::Array(Ids::Mixed(list)));
+                }
                 num += 1;
                 let prompt = match item {
                     IdsItem::Array(Ids::One(list)) => OneOf::Ids(list),
                     IdsItem::Value(Value::String(text)) => OneOf::Text(text),
-                    IdsItem::Array(Ids::Several { .. }) => unreachable!("at a depth of 1 there is only one list"),
+                    IdsItem::Array(_) => unreachable!("at a depth of 1 there is only one list"),
                     IdsItem::Value(other) => OneOf::Other(other),
                 };
-                let is_wrong = matches!(&prompt, OneOf::Other(_) | OneOf::Ids(IdList { wrong: Some(_), .. }));
+                // Objects are prompts of some APIs.
+                let is_wrong = match &prompt {
+                    OneOf::Other(other) => !other.is_object(),
+                    OneOf::Ids(list) => list.wrong.is_some(),
+                    OneOf::Text(_) => false,
+                };
                 prompts.push(prompt);
                 if is_wrong || prompts.len() == self.count.bounds.max_prompts {
                     while seq.next_element::<IgnoredAny>()?.is_some() {

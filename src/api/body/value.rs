@@ -58,7 +58,7 @@ impl Count {
         Self { bounds, num_values: Cell::new(0), refused: RefCell::new(None) }
     }
 
-    fn add<E: Error>(&self) -> Result<(), E> {
+    pub(super) fn add<E: Error>(&self) -> Result<(), E> {
         let num = self.num_values.get() + 1;
         self.num_values.set(num);
         let most = self.bounds.max_values;

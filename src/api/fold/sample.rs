@@ -1,7 +1,9 @@
 //! One choice in the making.
 
 use crate::delta::{Delta, Finish};
+use crate::line_limits::{LineLimits, LineScan};
 use crate::request::AnswerOptions;
+use crate::timings::TokenClock;
 use pagetide_base::ids::TokenId;
 use pagetide_base::sampling::params::PositionLogprobs;
 use pagetide_text::chat_output::{ChatParser, ChatPiece};
@@ -9,6 +11,7 @@ use pagetide_text::output::{OutputText, Piece};
 use pagetide_text::tokenizer::Tokenizer;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// One choice in the making.
 pub(super) struct SampleFold {
@@ -21,6 +24,9 @@ pub(super) struct SampleFold {
     /// Characters of the echoed prompt, which stands before the output.
     echo_chars: usize,
     output_chars: usize,
+    /// Where the answer says how long it took, or must not take longer.
+    pub(super) clock: Option<TokenClock>,
+    lines: Option<(LineLimits, LineScan)>,
     /// Tokens whose text is not wholly out.
     pub(super) held: VecDeque<(TokenId, Option<PositionLogprobs>)>,
     /// What goes out with the next delta.
@@ -35,6 +41,8 @@ pub(super) enum TextEnd {
     StopString(usize),
     /// The chat has as many tool calls as it may have.
     EnoughCalls,
+    /// A line does not keep to [`LineLimits`].
+    Line,
 }
 
 impl TextEnd {
@@ -42,6 +50,7 @@ impl TextEnd {
         match self {
             TextEnd::StopString(index) => Finish::by_text(options.text.stop[index].clone()),
             TextEnd::EnoughCalls => Finish::stop(),
+            TextEnd::Line => Finish::length(),
         }
     }
 }
@@ -63,6 +72,8 @@ impl SampleFold {
             num_reasoning: 0,
             echo_chars: echo.chars().count(),
             output_chars: 0,
+            clock: (options.timings || options.lines.max_time.is_some()).then(TokenClock::start),
+            lines: (options.lines != LineLimits::default()).then(|| (options.lines.clone(), LineScan::default())),
             held: VecDeque::new(),
             pending: Delta {
                 choice,
@@ -76,12 +87,15 @@ impl SampleFold {
 
     /// Takes a token that is a part of the text, and is in `held` already.
     pub(super) fn push(&mut self, token: TokenId) -> Option<TextEnd> {
-        let piece = self.text.push(token);
-        let stopped = piece.stopped;
+        let mut piece = self.text.push(token);
+        let (stopped, line_ended) = (piece.stopped, self.cut_at_line(&mut piece));
         let was_reasoning = self.is_reasoning();
         self.take(piece);
         // A token that is a mark is not counted.
         self.num_reasoning += usize::from(was_reasoning && self.is_reasoning());
+        if line_ended {
+            return Some(TextEnd::Line);
+        }
         if let Some(stop) = stopped {
             return Some(TextEnd::StopString(stop));
         }
@@ -90,10 +104,19 @@ impl SampleFold {
 
     /// The engine has ended the output: takes the text that was held back.
     pub(super) fn finish_text(&mut self) -> Option<TextEnd> {
-        let piece = self.text.finish();
-        let stopped = piece.stopped;
+        let mut piece = self.text.finish();
+        let (stopped, line_ended) = (piece.stopped, self.cut_at_line(&mut piece));
         self.take(piece);
-        stopped.map(TextEnd::StopString)
+        if line_ended { Some(TextEnd::Line) } else { stopped.map(TextEnd::StopString) }
+    }
+
+    /// Cuts the text where a line does not keep to the limits; true if one does not.
+    fn cut_at_line(&mut self, piece: &mut Piece) -> bool {
+        let Some((limits, scan)) = &mut self.lines else { return false };
+        let elapsed = self.clock.map_or(Duration::ZERO, |clock| clock.generating());
+        let Some(end) = scan.end(&piece.text, limits, elapsed) else { return false };
+        piece.text.truncate(end);
+        true
     }
 
     /// The last delta, with the finish that is pending. `named_tool`: see [`AnswerOptions::named_tool`].

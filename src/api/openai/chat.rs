@@ -7,6 +7,7 @@ use crate::body::{ParsedBody, body, body_fields};
 use crate::chat::messages::CallArguments;
 use crate::chat::{Chat, TemplateFields};
 use crate::checks::shown;
+use crate::fields::llama_cpp::{LlamaCppFields, NativeShapeFields};
 use crate::fields::memory::MemoryFields;
 use crate::fields::model::ModelField;
 use crate::fields::request_id::RequestIdFields;
@@ -66,6 +67,8 @@ body! {
         memory: MemoryFields,
         structured: StructuredFields,
         request_id: RequestIdFields,
+        llama_cpp: LlamaCppFields,
+        native_shape: NativeShapeFields,
         accepted: AcceptedFields,
         accepted_in_chats: AcceptedChatFields,
         refused: Refused<UnsupportedFields>,
@@ -115,8 +118,17 @@ enum TextPart {
 }
 
 pub fn describe() -> Operation {
-    Operation::new(Tag::Generation, "chat_completions", "Answers a conversation")
-        .body("ChatCompletionRequest")
+    let operation =
+        Operation::new(Tag::Generation, "chat_completions", "Answers a conversation").body("ChatCompletionRequest");
+    describe_fields(operation)
+        .answers::<ChatCompletion>("The whole answer, or with stream its parts.")
+        .streams::<ChatCompletionChunk>()
+        .generates()
+}
+
+/// The operation with all fields of a chat.
+pub fn describe_fields(operation: Operation) -> Operation {
+    operation
         .fields::<MessagesField>()
         .fields::<TemplateFields>()
         .fields::<ToolFields>()
@@ -126,12 +138,11 @@ pub fn describe() -> Operation {
         .fields::<MemoryFields>()
         .fields::<StructuredFields>()
         .fields::<RequestIdFields>()
+        .fields::<LlamaCppFields>()
+        .fields::<NativeShapeFields>()
         .fields::<AcceptedFields>()
         .fields::<AcceptedChatFields>()
         .requires(&["messages"])
-        .answers::<ChatCompletion>("The whole answer, or with stream its parts.")
-        .streams::<ChatCompletionChunk>()
-        .generates()
 }
 
 body_fields! {
@@ -151,23 +162,11 @@ body! {
 }
 
 pub fn describe_batch() -> Operation {
-    Operation::new(Tag::Generation, "chat_completions_batch", "Answers several conversations at once")
+    let operation = Operation::new(Tag::Generation, "chat_completions_batch", "Answers several conversations at once")
         .about("The answer has a choice for each conversation, in their order. There is no stream.")
         .body("ChatCompletionBatchRequest")
-        .fields::<ConversationsField>()
-        .fields::<TemplateFields>()
-        .fields::<ToolFields>()
-        .fields::<ModelField>()
-        .fields::<ChatFields>()
-        .fields::<SamplingFields>()
-        .fields::<MemoryFields>()
-        .fields::<StructuredFields>()
-        .fields::<RequestIdFields>()
-        .fields::<AcceptedFields>()
-        .fields::<AcceptedChatFields>()
-        .requires(&["messages"])
-        .answers::<ChatCompletion>("The answers.")
-        .generates()
+        .fields::<ConversationsField>();
+    describe_fields(operation).answers::<ChatCompletion>("The answers.").generates()
 }
 
 pub fn parse(ParsedBody { body, problems }: ParsedBody<ChatBody>, model: &ModelInfo) -> Result<ApiRequest, ApiError> {
@@ -222,16 +221,20 @@ fn request(
     others: Vec<Vec<Value>>,
     model: &ModelInfo,
 ) -> Result<ApiRequest, ApiError> {
-    let ChatBody { own, sampling, template, tools, memory, structured, request_id, .. } = body;
+    let ChatBody { own, mut sampling, template, tools, memory, structured, llama_cpp, request_id, .. } = body;
+    llama_cpp.check()?;
+    sampling.n = llama_cpp.n_cmpl.or(sampling.n);
     body.accepted.check()?;
     body.accepted_in_chats.check()?;
     let tools = tools.check()?;
-    let names = match own.max_completion_tokens {
-        Some(_) => FieldNames { max_tokens: "max_completion_tokens", ..FieldNames::CHAT },
-        None => FieldNames::CHAT,
+    let (name, given) = match (own.max_completion_tokens, own.max_tokens) {
+        (Some(given), _) => ("max_completion_tokens", Some(given)),
+        (None, Some(given)) => ("max_tokens", Some(given)),
+        // -1 is as many as fit.
+        (None, None) => ("n_predict", llama_cpp.max_tokens()?.flatten().map(i64::from)),
     };
-    let given = own.max_completion_tokens.or(own.max_tokens);
-    let max_tokens = given.map(|given| max_tokens(names.max_tokens, given, 1)).transpose()?;
+    let max_tokens = given.map(|given| max_tokens(name, given, 1)).transpose()?;
+    let num_probs = llama_cpp.num_probs()?;
     let top_logprobs = num_logprobs("top_logprobs", own.top_logprobs)?;
     if top_logprobs.is_some_and(|k| k > 0) && !own.logprobs {
         return Err(ApiError::invalid("top_logprobs", "top_logprobs is only allowed with logprobs: true"));
@@ -241,7 +244,7 @@ fn request(
         messages,
         tools,
         max_tokens,
-        logprobs: own.logprobs.then(|| top_logprobs.unwrap_or(0)),
+        logprobs: own.logprobs.then(|| top_logprobs.unwrap_or(0)).or(num_probs),
         grammar: structured.check(&sampling, model)?,
         echo: own.echo,
         include_reasoning: own.include_reasoning.unwrap_or(true),
@@ -249,7 +252,9 @@ fn request(
         memory,
         names: FieldNames::CHAT,
     };
-    request_id.name(chat.into_batch(others, model)?)
+    let mut request = request_id.name(chat.into_batch(others, model)?)?;
+    llama_cpp.apply(&mut request)?;
+    Ok(request)
 }
 
 impl MessagesField {

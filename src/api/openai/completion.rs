@@ -6,19 +6,21 @@ use crate::body::ids::{Ids, OneOf};
 use crate::body::refused::Refused;
 use crate::body::{ParsedBody, body, body_fields};
 use crate::checks::shown;
+use crate::fields::llama_cpp::{ChatReadingFields, LlamaCppFields, NativeShapeFields};
 use crate::fields::memory::MemoryFields;
 use crate::fields::model::ModelField;
 use crate::fields::request_id::RequestIdFields;
 use crate::fields::sampling::{SamplingFields, check_min_tokens, max_tokens, num_logprobs};
 use crate::fields::structured::StructuredFields;
 use crate::fields::unsupported::UnsupportedFields;
-use crate::model_info::ModelInfo;
+use crate::model_info::{ModelInfo, no_marks};
 use crate::openapi::answers::TextCompletion;
 use crate::openapi::{Operation, Tag};
-use crate::prompt::Prompt;
+use crate::prompt::{FillIn, Prompt};
 use crate::request::{AnswerOptions, ApiRequest, FieldNames, PromptRequest};
 use pagetide_base::error::ApiError;
 use pagetide_base::sampling::params::SamplingParams;
+use pagetide_text::fill_in::FillInMarks;
 use serde_json::Value;
 use utoipa::ToSchema;
 
@@ -33,6 +35,9 @@ body_fields! {
         /// Tokens to generate at most; 0 only with echo or prompt_logprobs to any use.
         #[schema(minimum = 0, maximum = 4294967295_i64, default = 16)]
         max_tokens: Option<i64>,
+        /// The same, where max_tokens is not given.
+        #[schema(minimum = 0, maximum = 4294967295_i64)]
+        max_completion_tokens: Option<i64>,
         /// The answer begins with the prompt.
         #[schema(default = false)]
         echo: bool,
@@ -42,6 +47,9 @@ body_fields! {
         /// Whether the tokenizer adds its special tokens to a text.
         #[schema(default = true)]
         add_special_tokens: Option<bool>,
+        /// What stands behind the answer, which fills the gap between prompt and suffix. For models whose tokenizer has
+        /// marks for that.
+        suffix: Option<String>,
     }
 }
 
@@ -54,6 +62,9 @@ body! {
         memory: MemoryFields,
         structured: StructuredFields,
         request_id: RequestIdFields,
+        llama_cpp: LlamaCppFields,
+        chat_reading: ChatReadingFields,
+        native_shape: NativeShapeFields,
         accepted: AcceptedFields,
         refused: Refused<UnsupportedFields>,
     }
@@ -79,6 +90,9 @@ pub fn describe() -> Operation {
         .fields::<MemoryFields>()
         .fields::<StructuredFields>()
         .fields::<RequestIdFields>()
+        .fields::<LlamaCppFields>()
+        .fields::<ChatReadingFields>()
+        .fields::<NativeShapeFields>()
         .fields::<AcceptedFields>()
         .requires(&["prompt"])
         .answers::<TextCompletion>("The whole answer, or with stream its parts.")
@@ -95,16 +109,35 @@ pub fn parse(
     body.refused.check()?;
     problems.check()?;
     body.accepted.check()?;
-    let CompletionBody { own, sampling, memory, structured, request_id, .. } = body;
-    let names = FieldNames::COMPLETION;
-    let prompts = prompts(names.prompt, own.prompt, own.add_special_tokens.unwrap_or(true), model.vocab_size)?;
+    let CompletionBody { own, mut sampling, memory, structured, llama_cpp, request_id, .. } = body;
+    llama_cpp.check()?;
+    sampling.n = llama_cpp.n_cmpl.or(sampling.n);
+    let n_predict = llama_cpp.max_tokens()?.map(|most| most.map_or(-1, i64::from));
+    let (name, asked) = match (own.max_tokens, own.max_completion_tokens) {
+        (Some(given), _) => ("max_tokens", Some(given)),
+        (None, Some(given)) => ("max_completion_tokens", Some(given)),
+        (None, None) if n_predict.is_some() => ("n_predict", n_predict),
+        (None, None) => ("max_tokens", None),
+    };
+    let names = FieldNames { max_tokens: name, ..FieldNames::COMPLETION };
+    let mut prompts = prompts(names.prompt, own.prompt, own.add_special_tokens.unwrap_or(true), model.vocab_size)?;
+    if let Some(suffix) = own.suffix.filter(|suffix| !suffix.is_empty()) {
+        if own.echo {
+            return Err(ApiError::invalid("suffix", "suffix and echo cannot be combined; leave one of them out"));
+        }
+        let marks = FillInMarks::find(&model.tokenizer).map_err(|missing| no_marks("suffix", &missing))?;
+        let ends = marks.ends.iter().copied().map(i64::from);
+        sampling.stop_token_ids.get_or_insert_default().extend(ends);
+        let max_tokens = asked.unwrap_or(DEFAULT_MAX_TOKENS).clamp(0, i64::from(u32::MAX)) as u32;
+        prompts = prompts.into_iter().map(|prompt| fill_in(prompt, &suffix, max_tokens)).collect::<Result<_, _>>()?;
+    }
     let mut params = sampling.params(model)?;
     let mut answer = sampling.answer(&params, &names)?;
     answer.kv_block_bytes = memory.usage_block_bytes(model);
     answer.pause_comments = sampling.pause_comments(model);
     answer.echo = own.echo;
-    answer.logprobs = num_logprobs("logprobs", own.logprobs)?;
-    set_max_tokens(own.max_tokens, &mut params, &mut answer, &names)?;
+    answer.logprobs = num_logprobs("logprobs", own.logprobs)?.or(llama_cpp.num_probs()?);
+    set_max_tokens(asked, &mut params, &mut answer, &names)?;
     params.logprobs = answer.logprobs;
     if answer.echo {
         // The echoed tokens have log-probabilities as the generated ones do.
@@ -112,16 +145,32 @@ pub fn parse(
     }
     let grammar = structured.check(&sampling, model)?;
     let each = PromptRequest { names, grammar, ..PromptRequest::without_prompt(params) };
-    request_id.name(sampling.into_request(prompts, each, answer, &memory, model)?)
+    let mut request = request_id.name(sampling.into_request(prompts, each, answer, &memory, model)?)?;
+    llama_cpp.apply(&mut request)?;
+    Ok(request)
 }
 
-/// The engine samples at least one token; for `max_tokens: 0` it is dropped.
+/// The prompt before the gap, and the suffix behind it.
+fn fill_in(prompt: Prompt, suffix: &str, max_tokens: u32) -> Result<Prompt, ApiError> {
+    match prompt {
+        Prompt::Text { text, .. } => {
+            let suffix = suffix.to_owned();
+            Ok(Prompt::FillIn(FillIn { prefix: text, suffix, max_tokens, ..FillIn::default() }))
+        }
+        _ => Err(ApiError::invalid("suffix", "suffix is only allowed with a prompt that is a text")),
+    }
+}
+
+/// `given`: -1 is as many as fit. The engine samples at least one token; for `max_tokens: 0` it is dropped.
 fn set_max_tokens(
     given: Option<i64>,
     params: &mut SamplingParams,
     answer: &mut AnswerOptions,
     names: &FieldNames,
 ) -> Result<(), ApiError> {
+    if given == Some(-1) && names.max_tokens == "n_predict" {
+        return Ok(());
+    }
     params.max_tokens = max_tokens(names.max_tokens, given.unwrap_or(DEFAULT_MAX_TOKENS), 0)?;
     if params.max_tokens == 0 && params.min_tokens > 0 {
         return Err(ApiError::invalid("min_tokens", "min_tokens must be 0 where max_tokens is 0"));
@@ -152,6 +201,10 @@ fn batch(param: &str, ids: Ids, add_special_tokens: bool, vocab_size: u32) -> Re
             return Err(ApiError::invalid(param, format!("{param} must not be an empty array")));
         }
         Ids::One(list) => return Ok(vec![Prompt::Tokens(list.prompt(param, vocab_size)?)]),
+        Ids::Mixed(list) => {
+            let (place, number) = list.behind_texts();
+            return Err(wrong_prompt(&format!("{param}[{place}]"), &number));
+        }
         Ids::Several { prompts, num } => (prompts, num),
     };
     let most = prompts.len();

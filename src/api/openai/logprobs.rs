@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 /// JSON has no infinity; this is what OpenAI writes for a token that cannot occur.
 const LEAST_LOGPROB: f64 = -9999.0;
 
-fn json_logprob(of: &TokenLogprob) -> f64 {
+pub fn json_logprob(of: &TokenLogprob) -> f64 {
     f64::from(of.logprob).max(LEAST_LOGPROB)
 }
 

@@ -8,6 +8,7 @@ use crate::fold::{AnswerFold, AnsweredPrompt};
 use crate::id::unix_time_s;
 use crate::model_info::ModelInfo;
 use crate::request::{AnswerOptions, ApiRequest};
+use crate::timings::Timings;
 use crate::usage::Usage;
 use pagetide_base::ids::TokenId;
 use pagetide_text::tokenizer::Tokenizer;
@@ -53,6 +54,8 @@ struct ChunkBody<'a> {
     usage: Option<Option<Usage>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_token_ids: Option<&'a [TokenId]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timings: Option<Timings>,
 }
 
 /// A whole answer. It becomes JSON as it is written, one choice after the other: log-probabilities are large.
@@ -64,6 +67,8 @@ pub struct WholeAnswer {
     /// Choices of each prompt, those that are not in the answer included.
     num_samples: u32,
     usage: Usage,
+    /// Of the first choice.
+    timings: Option<Timings>,
 }
 
 impl Serialize for WholeAnswer {
@@ -74,16 +79,19 @@ impl Serialize for WholeAnswer {
             head: AnswerHead<'a>,
             choices: C,
             usage: Usage,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            timings: Option<Timings>,
             #[serde(flatten)]
             prompt: PromptFields<'a>,
         }
-        let Self { answer, choices, usage, .. } = self;
+        let Self { answer, choices, usage, timings, .. } = self;
         let is_chat = answer.endpoint == Endpoint::Chat;
         let choice = |(delta, index)| self.choice(delta, index);
         let whole = Whole {
             head: answer.head(if is_chat { "chat.completion" } else { "text_completion" }),
             choices: Lazily(|| choices.iter().zip(0..).map(choice)),
             usage: *usage,
+            timings: *timings,
             prompt: if is_chat { self.prompt_fields(0) } else { PromptFields::default() },
         };
         whole.serialize(serializer)
@@ -203,7 +211,8 @@ impl OpenAiAnswer {
     /// The whole answer. `choices`: all that each choice gained, in the order of the answer.
     pub fn whole(self, choices: Vec<Delta>, answers: AnswerFold) -> WholeAnswer {
         let (usage, num_samples) = (answers.usage(), answers.num_samples());
-        WholeAnswer { answer: self, choices, prompts: answers.into_prompts(), num_samples, usage }
+        let timings = choices.first().and_then(|first| answers.timings(first.choice));
+        WholeAnswer { answer: self, choices, prompts: answers.into_prompts(), num_samples, usage, timings }
     }
 
     /// Whether a choice's first chunk says its role.
@@ -216,7 +225,7 @@ impl OpenAiAnswer {
         let content = ChoiceContent::Delta(ChatMessageDelta::begin());
         let written = AnswerChoice { index: choice, content, ..AnswerChoice::default() };
         let prompt_token_ids = self.options.return_token_ids.then(|| answers.prompt_tokens(choice).as_slice());
-        self.write(out, &ChunkBody { choices: &[written], usage, prompt_token_ids });
+        self.write(out, &ChunkBody { choices: &[written], usage, prompt_token_ids, timings: None });
     }
 
     /// A chunk. `first`: the choice had none before.
@@ -240,7 +249,8 @@ impl OpenAiAnswer {
             },
             ..self.choice(delta)
         };
-        self.write(out, &ChunkBody { choices: &[written], usage, ..ChunkBody::default() });
+        let timings = answers.timings(delta.choice);
+        self.write(out, &ChunkBody { choices: &[written], usage, timings, ..ChunkBody::default() });
     }
 
     /// Whether a delta says nothing: a mark of a call or of reasoning has been read, or may be coming.
@@ -261,8 +271,9 @@ impl OpenAiAnswer {
     }
 
     /// The chunk after the last: no choices, the request's usage.
-    pub fn write_usage(&self, out: &mut Vec<u8>, usage: Usage) {
-        self.write(out, &ChunkBody { usage: Some(Some(usage)), ..ChunkBody::default() });
+    pub fn write_usage(&self, out: &mut Vec<u8>, answers: &AnswerFold) {
+        let (usage, timings) = (Some(Some(answers.usage())), answers.timings(0));
+        self.write(out, &ChunkBody { usage, timings, ..ChunkBody::default() });
     }
 
     /// A chunk: the prepared head, and a comma in place of the brace that opens the body.

@@ -60,7 +60,7 @@ impl WriteEvents for Chunks {
 
     fn end(&mut self, out: &mut Vec<u8>, answers: &AnswerFold) {
         if self.options.include_usage {
-            self.event(out, |out, answer| answer.write_usage(out, answers.usage()));
+            self.event(out, |out, answer| answer.write_usage(out, answers));
         }
         self.event(out, |out, _| out.extend_from_slice(b"[DONE]"));
     }

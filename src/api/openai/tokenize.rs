@@ -1,14 +1,16 @@
-//! `POST /tokenize` and `/detokenize`, as vLLM has them.
+//! `POST /tokenize` and `/detokenize`, as vLLM and llama.cpp have them.
 
 use super::chat::{MessagesField, checked_messages};
 use super::tools::ToolFields;
 use crate::body::fields::{IdsField, WrongType, typed};
-use crate::body::ids::{Ids, OneOf};
+use crate::body::ids::{Ids, MixedPart, OneOf};
 use crate::body::refused::Refused;
 use crate::body::{ParsedBody, body, body_fields};
 use crate::chat::TemplateFields;
+use crate::checks::shown;
 use crate::fields::model::ModelField;
 use crate::fields::unsupported::UnsupportedFields;
+use crate::llama_cpp::prompt::TextOrToken;
 use crate::model_info::ModelInfo;
 use crate::openapi::{Operation, Tag};
 use crate::prompt::Prompt;
@@ -39,6 +41,69 @@ body_fields! {
     }
 }
 
+body_fields! {
+    /// llama.cpp's form.
+    struct ContentFields {
+        /// A text, or an array of texts and token ids.
+        #[schema(value_type = Option<ContentForms>)]
+        content: IdsField,
+        /// Whether the tokenizer adds its special tokens, if content begins with a text.
+        #[schema(default = false)]
+        add_special: bool,
+        /// Whether special tokens that are written in a text are special tokens, or text.
+        #[schema(default = true)]
+        parse_special: Option<bool>,
+        /// Each token with its text.
+        #[schema(default = false)]
+        with_pieces: bool,
+    }
+}
+
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[allow(dead_code, reason = "only described")]
+enum ContentForms {
+    Text(String),
+    Mixed(Vec<TextOrToken>),
+}
+
+/// The answer to the form that the request had.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(untagged)]
+pub enum TokenizedForms {
+    Counted(Tokenized),
+    Ids(TokenIds),
+    Pieces(TokensWithPieces),
+}
+
+/// With content.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct TokenIds {
+    #[schema(value_type = Vec<u32>)]
+    tokens: Vec<TokenId>,
+}
+
+/// With content and with_pieces.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct TokensWithPieces {
+    tokens: Vec<TokenWithPiece>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+struct TokenWithPiece {
+    #[schema(value_type = u32)]
+    id: TokenId,
+    piece: PieceText,
+}
+
+/// A text, or its bytes where they are no UTF-8.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(untagged)]
+enum PieceText {
+    Text(String),
+    Bytes(Vec<u8>),
+}
+
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Tokenized {
     count: usize,
@@ -62,12 +127,15 @@ body_fields! {
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Detokenized {
     prompt: String,
+    /// The same, under llama.cpp's name.
+    content: String,
 }
 
 body! {
     /// The body of `/tokenize`.
     pub struct TokenizeBody {
         text: TokenizeFields,
+        content: ContentFields,
         messages: MessagesField,
         model: ModelField,
         template: TemplateFields,
@@ -88,7 +156,10 @@ body! {
 
 pub fn describe_tokenize() -> Operation {
     Operation::new(Tag::Text, "tokenize", "Token ids of a text or a chat")
-        .about("Either prompt, or messages, which go through the chat template first.")
+        .about(
+            "Either prompt, or messages, which go through the chat template first, or content, which is llama.cpp's \
+             form and has an answer of its own.",
+        )
         .body("TokenizePromptRequest")
         .fields::<ModelField>()
         .fields::<TokenizeFields>()
@@ -101,7 +172,11 @@ pub fn describe_tokenize() -> Operation {
         .fields::<ToolFields>()
         .fields::<ReturnFields>()
         .requires(&["messages"])
-        .answers::<Tokenized>("The token ids.")
+        .body("TokenizeContentRequest")
+        .fields::<ModelField>()
+        .fields::<ContentFields>()
+        .requires(&["content"])
+        .answers::<TokenizedForms>("The token ids.")
 }
 
 pub fn describe_detokenize() -> Operation {
@@ -113,15 +188,19 @@ pub fn describe_detokenize() -> Operation {
         .answers::<Detokenized>("The text.")
 }
 
-/// Token ids of `prompt`, or of `messages` through the chat template, and how many there are.
+/// Token ids of `prompt`, of `content`, or of `messages` through the chat template, and how many there are.
 pub fn tokenize(
     ParsedBody { body, problems }: ParsedBody<TokenizeBody>,
     model: &ModelInfo,
     budget: &Budget,
-) -> Result<(Tokenized, usize), ApiError> {
+) -> Result<(TokenizedForms, usize), ApiError> {
     problems.check_object()?;
     body.model.check(&problems, model)?;
     body.refused.check()?;
+    if body.text.prompt.is_none() && body.content.is_given() {
+        problems.check()?;
+        return body.content.tokenize(model, budget);
+    }
     // What is said of a chat does not matter where there is a text.
     ["prompt", "add_special_tokens", "return_token_strs"].iter().try_for_each(|name| problems.check_field(name))?;
     let TokenizeBody { text, messages, template, tools, returns, .. } = body;
@@ -148,7 +227,63 @@ pub fn tokenize(
     let strings = || tokens.iter().map(|token| model.tokenizer.token_name(*token)).collect();
     let count = tokens.len();
     let token_strs = returns.return_token_strs.then(strings);
-    Ok((Tokenized { count, max_model_len: model.max_model_len, token_strs, tokens }, count))
+    let tokenized = Tokenized { count, max_model_len: model.max_model_len, token_strs, tokens };
+    Ok((TokenizedForms::Counted(tokenized), count))
+}
+
+impl ContentFields {
+    fn is_given(&self) -> bool {
+        self.content.ids.is_some() || self.content.other.is_some()
+    }
+
+    fn tokenize(self, model: &ModelInfo, budget: &Budget) -> Result<(TokenizedForms, usize), ApiError> {
+        const PARAM: &str = "content";
+        let wrong = |got: &Value| {
+            let message = format!("{PARAM} must be a string or an array of texts and token ids, got {}", shown(got));
+            ApiError::invalid(PARAM, message)
+        };
+        let parts = match self.content {
+            IdsField { ids: Some(Ids::One(list)), .. } if list.is_empty() => Vec::new(),
+            IdsField { ids: Some(Ids::One(list) | Ids::Mixed(list)), .. } => list.mixed(PARAM, model.vocab_size)?,
+            IdsField { ids: Some(Ids::Several { prompts, .. }), .. } => {
+                let text = |prompt| match prompt {
+                    OneOf::Text(text) => Ok(MixedPart::Text(text)),
+                    other => Err(wrong(&other.into_value())),
+                };
+                prompts.into_iter().map(text).collect::<Result<_, _>>()?
+            }
+            IdsField { other: Some(Value::String(text)), .. } => vec![MixedPart::Text(text)],
+            IdsField { other, .. } => return Err(wrong(&other.unwrap_or_default())),
+        };
+        let (most, got) = (model.max_prompt_bytes, parts.iter().map(MixedPart::num_bytes).sum());
+        if got > most {
+            return Err(ApiError::prompt_too_long(PARAM, got, most));
+        }
+        budget.look().map_err(|why| why.in_param(PARAM))?;
+        let tokenizer = &model.tokenizer;
+        let mut tokens = Vec::new();
+        for (i, part) in parts.into_iter().enumerate() {
+            let add_special = self.add_special && i == 0;
+            match part {
+                MixedPart::Ids(ids) => tokens.extend(ids),
+                MixedPart::Text(text) if self.parse_special == Some(false) => {
+                    tokens.extend(tokenizer.encode_plain(&text, add_special)?);
+                }
+                MixedPart::Text(text) => tokens.extend(tokenizer.encode(&text, add_special)?),
+            }
+        }
+        let count = tokens.len();
+        let piece = |id: TokenId| {
+            let piece = String::from_utf8(tokenizer.token_bytes(id));
+            let piece = piece.map_or_else(|error| PieceText::Bytes(error.into_bytes()), PieceText::Text);
+            TokenWithPiece { id, piece }
+        };
+        let answer = match self.with_pieces {
+            true => TokenizedForms::Pieces(TokensWithPieces { tokens: tokens.into_iter().map(piece).collect() }),
+            false => TokenizedForms::Ids(TokenIds { tokens }),
+        };
+        Ok((answer, count))
+    }
 }
 
 /// Text of `tokens`, and how many these are.
@@ -163,7 +298,7 @@ pub fn detokenize(
     problems.check_field("skip_special_tokens")?;
     let DetokenizeFields { tokens, skip_special_tokens } = body.own;
     let list = match tokens {
-        IdsField { ids: Some(Ids::One(list)), .. } => list,
+        IdsField { ids: Some(Ids::One(list) | Ids::Mixed(list)), .. } => list,
         // The first element is no number.
         IdsField { ids: Some(Ids::Several { prompts, .. }), .. } => {
             let first = prompts.into_iter().next().map_or(Value::Null, OneOf::into_value);
@@ -180,7 +315,8 @@ pub fn detokenize(
     }
     let tokens: Vec<TokenId> = list.tokens("tokens", model.vocab_size)?;
     budget.look().map_err(|why| why.in_param("tokens"))?;
-    Ok((Detokenized { prompt: model.tokenizer.decode(&tokens, skip_special_tokens)? }, tokens.len()))
+    let prompt = model.tokenizer.decode(&tokens, skip_special_tokens)?;
+    Ok((Detokenized { content: prompt.clone(), prompt }, tokens.len()))
 }
 
 /// What is wrong with a value that is no array of numbers.

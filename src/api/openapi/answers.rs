@@ -4,6 +4,7 @@
 
 use crate::delta::StopReason;
 use crate::openai::logprobs::{ChatLogprobs, CompletionLogprobs};
+use crate::timings::Timings;
 use crate::usage::Usage;
 use std::collections::HashMap;
 use utoipa::ToSchema;
@@ -21,6 +22,8 @@ pub struct ChatCompletion {
     system_fingerprint: String,
     choices: Vec<ChatChoice>,
     usage: Usage,
+    /// With timings_per_token: of the first choice.
+    timings: Option<Timings>,
     /// With prompt_logprobs: for each token of the prompt the token itself and the most likely ones by id; null for the
     /// first.
     prompt_logprobs: Option<Vec<Option<HashMap<String, PromptLogprob>>>>,
@@ -86,6 +89,8 @@ pub struct ChatCompletionChunk {
     choices: Vec<ChatChunkChoice>,
     /// With stream_options.include_usage.
     usage: Option<Usage>,
+    /// With timings_per_token: of the chunk's choice so far; in the chunk with the usage of the first choice.
+    timings: Option<Timings>,
     /// With return_token_ids, in a choice's first chunk.
     prompt_token_ids: Option<Vec<u32>>,
 }
@@ -148,6 +153,8 @@ pub struct TextCompletion {
     choices: Vec<TextChoice>,
     /// In a stream with stream_options.include_usage.
     usage: Option<Usage>,
+    /// With timings_per_token: of the first choice; in a stream of the chunk's choice so far.
+    timings: Option<Timings>,
 }
 
 #[derive(ToSchema)]

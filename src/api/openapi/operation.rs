@@ -121,6 +121,11 @@ impl Operation {
         self.fields_where::<T>(|name| names.contains(&name))
     }
 
+    /// The body has the fields that `T` parses, but for these.
+    pub fn fields_but<T: ToSchema>(self, names: &[&str]) -> Self {
+        self.fields_where::<T>(|name| !names.contains(&name))
+    }
+
     fn fields_where<T: ToSchema>(mut self, is_one: impl Fn(&str) -> bool) -> Self {
         let Form { properties, .. } = self.request.last_mut().expect("body() comes before fields()");
         let schema = json_of(T::schema());
@@ -314,6 +319,7 @@ fn error(status: u16, schema: &str) -> Value {
             "The server holds the maximum number of requests, or a rate limit of the key or of the server is used up. Retry-After says when to try again."
         }
         500 => "The engine failed under this request.",
+        501 => "The path is known from another server, and what it asks for is not served.",
         503 => "The server is shutting down.",
         504 => "The answer was not complete within server.request_timeout_s.",
         other => unreachable!("no path fails with {other}"),

@@ -76,6 +76,7 @@ fn read<B: BodyFields>(path: &str, refused: &[&[RefusedField]]) -> (Vec<&'static
 #[test]
 fn every_field_that_is_read_is_described() {
     use pagetide_api::anthropic::request::{CountedBody, MessagesBody, UnsupportedInMessages};
+    use pagetide_api::llama_cpp;
     use pagetide_api::fields::unsupported::UnsupportedFields;
     use pagetide_api::openai::{chat, completion, embeddings, tokenize};
     use pagetide_api::responses::request::{ChatFieldsOfPeers, ResponsesBody, StoredFields};
@@ -105,6 +106,11 @@ fn every_field_that_is_read_is_described() {
         ("/v1/messages/count_tokens", read::<CountedBody>("/v1/messages/count_tokens", &[])),
         ("/tokenize", read::<tokenize::TokenizeBody>("/tokenize", refused)),
         ("/detokenize", read::<tokenize::DetokenizeBody>("/detokenize", refused)),
+        ("/v1/chat/completions/input_tokens", read::<chat::ChatBody>("/v1/chat/completions/input_tokens", refused)),
+        ("/completion", read::<llama_cpp::completion::NativeCompletionBody>("/completion", refused)),
+        ("/infill", read::<llama_cpp::infill::InfillBody>("/infill", refused)),
+        ("/embedding", read::<llama_cpp::embedding::NativeEmbeddingBody>("/embedding", refused)),
+        ("/apply-template", read::<chat::ChatBody>("/apply-template", refused)),
     ] {
         assert_eq!(read, described, "{path}");
     }

@@ -36,8 +36,15 @@ pub static PATHS: [ApiPath; 10] = [
 ];
 
 /// These paths are served without `/v1` too, for clients whose base URL lacks it.
-const WITHOUT_PREFIX: [&str; 6] =
-    ["/chat/completions", "/completions", "/models", "/models/{id:.+}", "/embeddings", "/responses"];
+const WITHOUT_PREFIX: [&str; 7] = [
+    "/chat/completions",
+    "/chat/completions/input_tokens",
+    "/completions",
+    "/models",
+    "/models/{id:.+}",
+    "/embeddings",
+    "/responses",
+];
 
 /// The pattern without `/v1`, if it is served so.
 pub fn without_prefix(pattern: &'static str) -> Option<&'static str> {

@@ -1,0 +1,56 @@
+//! `completion_probabilities`.
+
+use crate::delta::Position;
+use crate::openai::logprobs::json_logprob;
+use pagetide_base::sampling::params::{PositionLogprobs, TokenLogprob};
+use pagetide_text::tokenizer::Tokenizer;
+use serde::{Serialize, Serializer};
+use utoipa::ToSchema;
+
+/// Those of some tokens. They become JSON as they are written: log-probabilities are large.
+pub struct Probabilities<'a> {
+    pub tokenizer: &'a Tokenizer,
+    pub positions: &'a [Position],
+    /// Most likely tokens of each.
+    pub num_top: u32,
+}
+
+/// A token and the most likely ones in its place.
+#[derive(Serialize, ToSchema)]
+pub struct TokenProbabilities {
+    #[serde(flatten)]
+    chosen: TokenProbability,
+    top_logprobs: Vec<TokenProbability>,
+}
+
+#[derive(Serialize, ToSchema)]
+struct TokenProbability {
+    id: u32,
+    /// Its text, without bytes at the end that are no whole character.
+    token: String,
+    bytes: Vec<u8>,
+    logprob: f64,
+}
+
+impl Serialize for Probabilities<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let known = self.positions.iter().filter_map(|at| at.logprobs.as_ref());
+        serializer.collect_seq(known.map(|at| self.of_position(at)))
+    }
+}
+
+impl Probabilities<'_> {
+    fn of_position(&self, at: &PositionLogprobs) -> TokenProbabilities {
+        let top = at.top.iter().take(self.num_top as usize);
+        TokenProbabilities {
+            chosen: self.of_token(&at.chosen),
+            top_logprobs: top.map(|of| self.of_token(of)).collect(),
+        }
+    }
+
+    fn of_token(&self, of: &TokenLogprob) -> TokenProbability {
+        let bytes = self.tokenizer.token_bytes(of.token);
+        let valid = bytes.utf8_chunks().next().map_or("", |chunk| chunk.valid());
+        TokenProbability { id: of.token, token: valid.to_owned(), logprob: json_logprob(of), bytes }
+    }
+}

@@ -1,0 +1,64 @@
+//! A completion as llama.cpp's events, which have no names and no last `[DONE]`.
+
+use super::answer::{ChoiceFacts, NativeAnswer};
+use super::error::error_body;
+use crate::delta::Delta;
+use crate::events::WriteEvents;
+use crate::fold::AnswerFold;
+use pagetide_base::error::ApiError;
+use serde::Serialize;
+
+pub struct CompletionEvents {
+    answer: NativeAnswer,
+    choices: Vec<ChoiceProgress>,
+}
+
+#[derive(Clone, Default)]
+struct ChoiceProgress {
+    begun: bool,
+    has_new_line: bool,
+}
+
+impl CompletionEvents {
+    pub fn new(answer: NativeAnswer) -> Self {
+        Self { answer, choices: Vec::new() }
+    }
+}
+
+impl WriteEvents for CompletionEvents {
+    fn begin(&mut self, out: &mut Vec<u8>, answers: &AnswerFold) {
+        self.choices = vec![ChoiceProgress::default(); answers.num_choices()];
+        if self.answer.return_progress {
+            for choice in 0..answers.num_choices() as u32 {
+                write(out, &self.answer.progress(choice, &ChoiceFacts::new(answers, choice), false));
+            }
+        }
+    }
+
+    fn delta(&mut self, out: &mut Vec<u8>, delta: Delta, answers: &AnswerFold) {
+        let facts = ChoiceFacts::new(answers, delta.choice);
+        let choice = &mut self.choices[delta.choice as usize];
+        if !std::mem::replace(&mut choice.begun, true) && self.answer.return_progress {
+            write(out, &self.answer.progress(delta.choice, &facts, true));
+        }
+        choice.has_new_line |= delta.text.contains('\n');
+        if !delta.text.is_empty() || !delta.tokens.is_empty() {
+            write(out, &self.answer.part(&delta, &facts));
+        }
+        if delta.finish.is_some() {
+            write(out, &self.answer.last_part(&delta, &facts, choice.has_new_line));
+        }
+    }
+
+    fn error(&mut self, out: &mut Vec<u8>, error: &ApiError) {
+        write(out, &error_body(error, ""));
+    }
+
+    fn end(&mut self, _: &mut Vec<u8>, _: &AnswerFold) {}
+}
+
+fn write(out: &mut Vec<u8>, event: &impl Serialize) {
+    out.extend_from_slice(b"data: ");
+    serde_json::to_writer(&mut *out, event).expect("an event has only string keys and plain values");
+    out.extend_from_slice(b"\n\n");
+}

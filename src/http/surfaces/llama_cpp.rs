@@ -1,0 +1,177 @@
+//! llama.cpp's API.
+
+use crate::answer_format::AnswerFormat;
+use crate::auth::Watcher;
+use crate::body::{self, Body};
+use crate::error::HttpError;
+use crate::paths::{ApiPath, for_all, for_watchers, get, post};
+use crate::serving::{SubmittingHandle, convert, embed, parse};
+use crate::stream::EventBody;
+use actix_web::http::header::HeaderMap;
+use actix_web::web::{self, Data, Path, Query};
+use actix_web::{HttpRequest, HttpResponse};
+use pagetide_actors::generation;
+use pagetide_actors::live_settings::LiveSettings;
+use pagetide_actors::runtime::RuntimeHandle;
+use pagetide_actors::snapshot::Watched;
+use pagetide_api::llama_cpp::completion::NativeRequest;
+use pagetide_api::llama_cpp::embedding::NativeEmbeddingRequest;
+use pagetide_api::llama_cpp::error::error_body;
+use pagetide_api::llama_cpp::slots::BusySlot;
+use pagetide_api::llama_cpp::stream::CompletionEvents;
+use pagetide_api::llama_cpp::{completion, describe, embedding, infill, props, slots, template};
+use pagetide_base::error::ApiError;
+use pagetide_engine::scheduler::SeqPhase;
+use serde::Deserialize;
+use serde_json::json;
+
+pub static PATHS: [ApiPath; 12] = [
+    post("/completion", || web::to(complete), describe::completion),
+    post("/infill", || web::to(fill_in), describe::infill),
+    post("/embedding", || web::to(embed), describe::embedding),
+    post("/apply-template", || web::to(apply_template), describe::apply_template),
+    post("/v1/chat/completions/input_tokens", || web::to(input_tokens), describe::input_tokens),
+    get("/props", || web::to(properties), describe::props),
+    post("/props", || web::to(change_properties), describe::change_props),
+    for_watchers(get("/slots", || web::to(list_slots), describe::slots)),
+    post("/slots/{id}", || web::to(act_on_slot), describe::slot_action),
+    get("/lora-adapters", || web::to(lora_adapters), describe::lora_adapters),
+    post("/lora-adapters", || web::to(change_lora_adapters), describe::change_lora_adapters),
+    for_all(get("/v1/health", || web::to(health), describe::health)),
+];
+
+pub static FORMAT: AnswerFormat = AnswerFormat { error_body, id_header: None };
+
+/// The first parts of the paths that only llama.cpp has.
+const SPOKEN: [&str; 7] = ["completion", "infill", "embedding", "apply-template", "props", "slots", "lora-adapters"];
+
+/// Whether a request speaks llama.cpp's API, so that errors are told in its format.
+pub fn is_spoken(path: &str, _: &HeaderMap) -> bool {
+    let first = path.strip_prefix('/').and_then(|path| path.split('/').next());
+    first.is_some_and(|first| SPOKEN.contains(&first))
+}
+
+async fn complete(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, HttpError> {
+    let request = parse(&handle, body, completion::parse).await?;
+    answer(&handle, request).await
+}
+
+async fn fill_in(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, HttpError> {
+    let request = parse(&handle, body, infill::parse).await?;
+    answer(&handle, request).await
+}
+
+async fn answer(handle: &RuntimeHandle, request: NativeRequest) -> Result<HttpResponse, HttpError> {
+    let NativeRequest { mut request, answer } = request;
+    if request.stream.is_some() {
+        return Ok(EventBody::start(handle, request, CompletionEvents::new(answer)).await?.into_response());
+    }
+    let num_values = request.num_answer_values(handle.model().max_model_len as usize);
+    let (choices, answers) = generation::collect(handle, &mut request).await?;
+    body::answer(handle, answer.whole(choices, &answers), num_values).await
+}
+
+async fn embed(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, HttpError> {
+    let NativeEmbeddingRequest { mut request, norm } = parse(&handle, body, embedding::parse).await?;
+    let num_values = request.prompts.len() * handle.model().embedding_size as usize;
+    let prompts = embed(&handle, &mut request).await?;
+    body::answer(&handle, embedding::embeddings(prompts, norm), num_values).await
+}
+
+async fn apply_template(handle: SubmittingHandle, request: HttpRequest, body: Body) -> Result<HttpResponse, HttpError> {
+    convert(&handle, &request, body, template::apply).await
+}
+
+async fn input_tokens(handle: SubmittingHandle, request: HttpRequest, body: Body) -> Result<HttpResponse, HttpError> {
+    convert(&handle, &request, body, template::input_tokens).await
+}
+
+async fn properties(handle: Data<RuntimeHandle>, live_settings: Data<LiveSettings>) -> Result<HttpResponse, HttpError> {
+    Ok(HttpResponse::Ok().json(props::props(handle.model(), num_slots(&live_settings).await)?))
+}
+
+/// Sequences that run at once.
+async fn num_slots(live_settings: &LiveSettings) -> usize {
+    live_settings.now().await.config.scheduler.max_num_seqs as usize
+}
+
+async fn change_properties() -> Result<HttpResponse, HttpError> {
+    Err(ApiError::not_implemented(None, "properties are not changed here: POST /admin/config changes settings").into())
+}
+
+#[derive(Deserialize)]
+struct SlotsQuery {
+    #[serde(default)]
+    fail_on_no_slot: String,
+}
+
+async fn list_slots(
+    _: Watcher,
+    handle: Data<RuntimeHandle>,
+    live_settings: Data<LiveSettings>,
+    query: Result<Query<SlotsQuery>, actix_web::Error>,
+) -> Result<HttpResponse, HttpError> {
+    let query = query.map_err(|error| wrong_query("fail_on_no_slot", &error))?;
+    let num_slots = num_slots(&live_settings).await;
+    let busy: Vec<BusySlot> = handle.look(0).await?.seqs.iter().filter_map(busy_slot).collect();
+    if !query.fail_on_no_slot.is_empty() && busy.len() >= num_slots {
+        return Err(ApiError::no_slot(num_slots).into());
+    }
+    Ok(HttpResponse::Ok().json(slots::slots(&busy, num_slots, handle.model().max_model_len)))
+}
+
+/// A sequence that holds blocks.
+fn busy_slot(Watched { view, .. }: &Watched) -> Option<BusySlot> {
+    (view.phase != SeqPhase::Waiting).then(|| BusySlot {
+        request: view.rank.request.0,
+        num_prompt: view.num_prompt,
+        cached_tokens: view.cached_tokens,
+        num_computed: view.num_computed,
+        num_output: view.num_output,
+        max_output: view.max_output,
+    })
+}
+
+#[derive(Deserialize)]
+struct SlotQuery {
+    #[serde(default)]
+    action: String,
+}
+
+async fn act_on_slot(
+    slot: Path<String>,
+    query: Result<Query<SlotQuery>, actix_web::Error>,
+) -> Result<HttpResponse, HttpError> {
+    let query = query.map_err(|error| wrong_query("action", &error))?;
+    if slot.parse::<u32>().is_err() {
+        return Err(ApiError::invalid("id", format!("a slot's id must be a number of at least 0, got {slot}")).into());
+    }
+    let why = match query.action.as_str() {
+        "save" | "restore" => "the KV cache is not written to files",
+        "erase" => {
+            "the KV cache is shared by all requests, and no part of it belongs to a slot; cache_prompt: false has a \
+             prompt computed as a whole"
+        }
+        other => {
+            let message = format!("action must be one of save, restore, erase, got {other:?}");
+            return Err(ApiError::invalid("action", message).into());
+        }
+    };
+    Err(ApiError::not_implemented(Some("action"), format!("action={} is not supported: {why}", query.action)).into())
+}
+
+fn wrong_query(param: &str, error: &actix_web::Error) -> ApiError {
+    ApiError::invalid(param, format!("{param} must be given once: {error}"))
+}
+
+async fn lora_adapters() -> HttpResponse {
+    HttpResponse::Ok().json(json!([]))
+}
+
+async fn change_lora_adapters() -> Result<HttpResponse, HttpError> {
+    Err(ApiError::not_implemented(None, "this server has no LoRA adapters").into())
+}
+
+async fn health() -> HttpResponse {
+    HttpResponse::Ok().json(json!({"status": "ok"}))
+}
