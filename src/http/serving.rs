@@ -82,7 +82,7 @@ pub async fn generate(
 }
 
 /// The prompts of a request for embeddings, each with its embedding.
-pub async fn embed(handle: &RuntimeHandle, request: &mut ApiRequest) -> Result<Vec<AnsweredPrompt>, ApiError> {
+pub async fn embedded(handle: &RuntimeHandle, request: &mut ApiRequest) -> Result<Vec<AnsweredPrompt>, ApiError> {
     let mut generation = Generation::start(handle, request).await?;
     generation.finish(drop).await?;
     let prompts = generation.into_answers().into_prompts();
@@ -96,7 +96,7 @@ pub async fn embed(handle: &RuntimeHandle, request: &mut ApiRequest) -> Result<V
 pub async fn answer_embeddings(handle: &RuntimeHandle, asked: EmbeddingRequest) -> Result<HttpResponse, HttpError> {
     let EmbeddingRequest { mut request, format } = asked;
     let num_values = request.prompts.len() * handle.model().embedding_size as usize;
-    let prompts = embed(handle, &mut request).await?;
+    let prompts = embedded(handle, &mut request).await?;
     match format.answer(prompts, handle.model()) {
         EmbeddingAnswer::Json(list) => body::answer(handle, list, num_values).await,
         EmbeddingAnswer::Bytes { body, metadata } => {

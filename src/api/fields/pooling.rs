@@ -2,6 +2,7 @@
 
 use crate::body::body_fields;
 use crate::checks::one_of;
+use crate::fields::forms::TruncationSide;
 use crate::fields::memory::MemoryFields;
 use crate::fields::sampling;
 use crate::model_info::ModelInfo;
@@ -28,7 +29,7 @@ body_fields! {
         pub truncate_prompt_tokens: Option<i64>,
         /// With truncate_prompt_tokens: left cuts off the input's beginning, right its end. Default: left, but special
         /// tokens that the tokenizer puts before a text stay.
-        #[schema(value_type = Option<sampling::TruncationSide>)]
+        #[schema(value_type = Option<TruncationSide>)]
         pub truncation_side: Option<String>,
         /// do_not_pad: inputs are computed as they are. No other value is supported.
         #[schema(value_type = Option<PaddingName>)]

@@ -76,8 +76,8 @@ fn read<B: BodyFields>(path: &str, refused: &[&[RefusedField]]) -> (Vec<&'static
 #[test]
 fn every_field_that_is_read_is_described() {
     use pagetide_api::anthropic::request::{CountedBody, MessagesBody, UnsupportedInMessages};
-    use pagetide_api::llama_cpp;
     use pagetide_api::fields::unsupported::UnsupportedFields;
+    use pagetide_api::llama_cpp;
     use pagetide_api::openai::{chat, completion, embeddings, tokenize};
     use pagetide_api::responses::request::{ChatFieldsOfPeers, ResponsesBody, StoredFields};
     use pagetide_api::vllm::{generate, rerank, score};

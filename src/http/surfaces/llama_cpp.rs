@@ -5,7 +5,7 @@ use crate::auth::Watcher;
 use crate::body::{self, Body};
 use crate::error::HttpError;
 use crate::paths::{ApiPath, for_all, for_watchers, get, post};
-use crate::serving::{SubmittingHandle, convert, embed, parse};
+use crate::serving::{SubmittingHandle, convert, embedded, parse};
 use crate::stream::EventBody;
 use actix_web::http::header::HeaderMap;
 use actix_web::web::{self, Data, Path, Query};
@@ -74,7 +74,7 @@ async fn answer(handle: &RuntimeHandle, request: NativeRequest) -> Result<HttpRe
 async fn embed(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, HttpError> {
     let NativeEmbeddingRequest { mut request, norm } = parse(&handle, body, embedding::parse).await?;
     let num_values = request.prompts.len() * handle.model().embedding_size as usize;
-    let prompts = embed(&handle, &mut request).await?;
+    let prompts = embedded(&handle, &mut request).await?;
     body::answer(&handle, embedding::embeddings(prompts, norm), num_values).await
 }
 

@@ -4,7 +4,7 @@ use crate::admin::{self, Admin};
 use crate::body::{self, Body};
 use crate::error::HttpError;
 use crate::paths::{ApiPath, for_admin, for_all, get, post};
-use crate::serving::{self, SubmittingHandle, answer_embeddings, convert, embed, parse};
+use crate::serving::{self, SubmittingHandle, answer_embeddings, convert, embedded, parse};
 use crate::stream::EventBody;
 use crate::surfaces::openai;
 use actix_web::web::{self, Data};
@@ -120,14 +120,14 @@ async fn pooling(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, H
 
 async fn score(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, HttpError> {
     let ScoreRequest { mut request, num_first } = parse(&handle, body, score::parse).await?;
-    let prompts = embed(&handle, &mut request).await?;
+    let prompts = embedded(&handle, &mut request).await?;
     let num_values = prompts.len();
     body::answer(&handle, ScoreList::new(&request.id, prompts, num_first, handle.model()), num_values).await
 }
 
 async fn rerank(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, HttpError> {
     let RerankRequest { mut request, order } = parse(&handle, body, rerank::parse).await?;
-    let prompts = embed(&handle, &mut request).await?;
+    let prompts = embedded(&handle, &mut request).await?;
     let num_values = prompts.len();
     body::answer(&handle, order.answer(prompts, handle.model()), num_values).await
 }
