@@ -6,13 +6,18 @@ use serde_json::{Map, Value, json};
 /// The least that the body of this name has to have.
 fn least(name: &str) -> Value {
     match name {
-        "ChatCompletionRequest" | "TokenizeChatRequest" | "TemplateRequest" => {
+        "ChatCompletionRequest" | "ChatPromptRequest" | "TokenizeChatRequest" => {
             json!({"messages": [{"role": "user", "content": "hi"}]})
         }
         "CompletionRequest" | "TokenizePromptRequest" | "NativeCompletionRequest" => json!({"prompt": "hi"}),
         "TokenizeContentRequest" | "NativeEmbeddingRequest" => json!({"content": "hi"}),
         "InfillRequest" => json!({"input_prefix": "a", "input_suffix": "b"}),
-        "EmbeddingRequest" | "ResponseRequest" => json!({"input": "hi"}),
+        "EmbeddingRequest" | "PoolingRequest" | "ResponseRequest" => json!({"input": "hi"}),
+        "ScoreRequest" => json!({"text_1": "a", "text_2": "b"}),
+        "RerankRequest" => json!({"query": "a", "documents": ["b"]}),
+        "AbortRequest" => json!({"request_ids": []}),
+        "ChatCompletionBatchRequest" => json!({"messages": [[{"role": "user", "content": "hi"}]]}),
+        "TokenIdsRequest" => json!({"token_ids": [1], "sampling_params": {}}),
         "MessageRequest" => json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}),
         "CountTokensRequest" => json!({"messages": [{"role": "user", "content": "hi"}]}),
         "DetokenizeRequest" => json!({"tokens": [1]}),
@@ -55,9 +60,9 @@ fn forms(document: &Value) -> Vec<Form> {
     forms
 }
 
-/// Those that the fake engine has an answer to: it makes no embeddings.
+/// Those that the fake engine has an answer to: it makes no embeddings. A batch has no stream.
 fn answered(forms: Vec<Form>) -> impl Iterator<Item = Form> {
-    forms.into_iter().filter(|form| form.path != "/v1/embeddings")
+    forms.into_iter().filter(|form| form.path != "/v1/embeddings" && !form.path.ends_with("/batch"))
 }
 
 fn resolved<'a>(schema: &'a Value, document: &'a Value) -> &'a Value {
@@ -221,8 +226,9 @@ fn shape(text: &str) -> String {
 fn forget(value: &mut Value) {
     match value {
         Value::Object(fields) => {
-            fields
-                .retain(|name, _| !["id", "created", "created_at", "completed_at", "timings"].contains(&name.as_str()));
+            fields.retain(|name, _| {
+                !["id", "request_id", "created", "created_at", "completed_at", "timings"].contains(&name.as_str())
+            });
             fields.values_mut().for_each(forget);
         }
         Value::Array(items) => items.iter_mut().for_each(forget),

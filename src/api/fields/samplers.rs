@@ -85,7 +85,7 @@ impl SamplingFields {
         let multiplier = float("dry_multiplier", self.dry_multiplier, 0.0, 0.0, 100.0)?;
         let base = float("dry_base", self.dry_base, 1.75, 1.0, 100.0)?;
         let allowed_length = count("dry_allowed_length", self.dry_allowed_length, 2, 0)?;
-        let last_n = last_n("dry_penalty_last_n", self.dry_penalty_last_n)?.unwrap_or(None);
+        let last_n = last_n("dry_penalty_last_n", self.dry_penalty_last_n)?.flatten();
         if let Some(breakers) = &self.dry_sequence_breakers {
             check_breakers(breakers)?;
         }

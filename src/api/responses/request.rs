@@ -79,7 +79,7 @@ impl RefusedTable for ChatFieldsOfPeers {
     ];
 
     fn message(name: &str, instead: &str) -> String {
-        format!("{name} is not a field of a response; {instead}")
+        format!("{name} is not supported in a response; {instead}")
     }
 }
 

@@ -135,7 +135,7 @@ pub struct GenerateRequest {
 pub fn describe() -> Operation {
     Operation::new(Tag::Generation, "generate_tokens", "Continues token ids with token ids")
         .about("The bodies are what /v1/chat/completions/render and the like answer.")
-        .body("GenerateRequest")
+        .body("TokenIdsRequest")
         .fields::<GenerateFields>()
         .fields::<ModelField>()
         .fields::<MemoryFields>()
