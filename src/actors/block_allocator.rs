@@ -1,6 +1,6 @@
 //! Owns the device's blocks and the prefix cache.
 
-use crate::messages::{ClonePool, Reset, Serve, ViewPool};
+use crate::messages::{ClonePool, DropCached, Reset, Serve, ViewPool};
 use actix::{Actor, Context, Handler, MessageResult};
 use pagetide_engine::allocation::serve;
 use pagetide_engine::block_pool::BlockPool;
@@ -57,6 +57,16 @@ impl Handler<ClonePool> for BlockAllocator {
 
     fn handle(&mut self, _: ClonePool, _: &mut Self::Context) -> Self::Result {
         MessageResult(self.pool.clone())
+    }
+}
+
+impl Handler<DropCached> for BlockAllocator {
+    type Result = MessageResult<DropCached>;
+
+    fn handle(&mut self, _: DropCached, _: &mut Self::Context) -> Self::Result {
+        self.pool.drop_cached();
+        self.report();
+        MessageResult(self.pool.stats())
     }
 }
 

@@ -2,7 +2,7 @@
 //! at the start.
 
 use crate::engine_config::configured_scheduler;
-use crate::messages::{AskSwapPool, FailNextStep, Tune};
+use crate::messages::{AskSwapPool, FailNextStep, FlushCaches, Tune};
 use crate::recordings::Recordings;
 use actix::Recipient;
 use pagetide_api::live_server::LiveServer;
@@ -36,6 +36,7 @@ pub struct SettingsUsers {
     pub tune: Recipient<Tune>,
     pub swap_pool: Recipient<AskSwapPool>,
     pub fail: Recipient<FailNextStep>,
+    pub flush: Recipient<FlushCaches>,
     pub server: LiveServer,
     /// Knows how much memory there is.
     pub loaded: Arc<LoadedModel>,
@@ -96,6 +97,11 @@ impl LiveSettings {
     /// Makes the executor's next step fail, as if the device had failed.
     pub async fn fail_next_step(&self) -> Result<(), ApiError> {
         self.0.engine.fail.send(FailNextStep).await.map_err(|_| stopped())
+    }
+
+    /// Drops the prefix caches of both pools. Returns how these are then, the device's first: what requests hold stays.
+    pub async fn flush_caches(&self) -> Result<[PoolStats; 2], ApiError> {
+        self.0.engine.flush.send(FlushCaches).await.map_err(|_| stopped())?
     }
 
     /// Changes all of these settings, or none if one may not change, needs too much memory, or contradicts another.

@@ -6,6 +6,8 @@
 //! and for settings that change: LiveSettings → [`Tune`] → intake → scheduler → ([`Resize`] → swap pool)
 //! → ([`Discard`] → executor)
 //!
+//! and to forget prefixes: LiveSettings → [`FlushCaches`] → scheduler → ([`DropCached`] → both pools)
+//!
 //! and for watchers: http → [`Look`] → scheduler → ([`ViewPool`] → both pools)
 
 use crate::observer::RequestObserver;
@@ -245,6 +247,17 @@ pub struct Tune(pub Tuning);
 #[derive(Clone, Copy, Debug, actix::Message)]
 #[rtype(result = "PoolStats")]
 pub struct Resize(pub usize);
+
+/// LiveSettings → scheduler: both pools are to forget what no request holds. The answer is how they are then, the
+/// device's first.
+#[derive(Clone, Copy, Debug, actix::Message)]
+#[rtype(result = "Result<[PoolStats; 2], ApiError>")]
+pub struct FlushCaches;
+
+/// scheduler → both pools, between two steps: forget what no request holds.
+#[derive(Clone, Copy, Debug, actix::Message)]
+#[rtype(result = "PoolStats")]
+pub struct DropCached;
 
 /// swap pool → executor: blocks that have left the pool, and hold nothing that anybody needs. They come back, if they
 /// do, only by plans that are sent after this.

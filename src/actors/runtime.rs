@@ -5,7 +5,7 @@ use crate::engine_config::{eviction_policy, scheduler_config};
 use crate::executor::ModelExecutor;
 use crate::intake::{IntakeLimits, RequestIntake};
 use crate::live_settings::{LiveSettings, SettingsUsers};
-use crate::messages::{Accepted, AskSwapPool, Caller, FailNextStep, Look, Submit, TakeRecording, Tune};
+use crate::messages::{Accepted, AskSwapPool, Caller, FailNextStep, FlushCaches, Look, Submit, TakeRecording, Tune};
 use crate::observer::RequestObserver;
 use crate::phase::{LivePhase, Phase};
 use crate::places::Places;
@@ -149,6 +149,7 @@ pub struct Runtime {
     swap_pool: Recipient<AskSwapPool>,
     recording: Recipient<TakeRecording>,
     fail: Recipient<FailNextStep>,
+    flush: Recipient<FlushCaches>,
     recorder: RecorderConfig,
     system: System,
     /// Closed when the engine's thread ends.
@@ -254,11 +255,12 @@ impl Runtime {
             recorder: config.recorder.clone(),
             executor,
         };
-        let Started { system, intake, look, tune, swap_pool, recording, fail, alive, thread } = wiring.start()?;
+        let Started { system, intake, look, tune, swap_pool, recording, fail, flush, alive, thread } =
+            wiring.start()?;
         let handle = RuntimeHandle::new(intake, look, model, workers, LivePhase::default());
         let (loaded, thread) = (Arc::new(loaded), Some(thread));
         let recorder = config.recorder.clone();
-        Ok(Self { handle, loaded, places, tune, swap_pool, recording, fail, recorder, system, alive, thread })
+        Ok(Self { handle, loaded, places, tune, swap_pool, recording, fail, flush, recorder, system, alive, thread })
     }
 
     pub fn handle(&self) -> RuntimeHandle {
@@ -275,6 +277,7 @@ impl Runtime {
             tune: self.tune.clone(),
             swap_pool: self.swap_pool.clone(),
             fail: self.fail.clone(),
+            flush: self.flush.clone(),
             server: self.handle.model.server.clone(),
             loaded: self.loaded.clone(),
             recordings: Recordings::new(self.recording.clone(), self.recorder.clone()),
@@ -341,6 +344,7 @@ pub(super) struct Started {
     pub(super) swap_pool: Recipient<AskSwapPool>,
     pub(super) recording: Recipient<TakeRecording>,
     pub(super) fail: Recipient<FailNextStep>,
+    pub(super) flush: Recipient<FlushCaches>,
     pub(super) alive: watch::Receiver<()>,
     pub(super) thread: JoinHandle<()>,
 }
@@ -355,7 +359,7 @@ impl Wiring {
             let _alive = alive;
             let system = System::new();
             let SchedulerConfig { num_device_blocks, num_swap_blocks, block_size, prefix_caching, .. } = self.scheduler;
-            let (intake, look, swap_pool, recording, fail) = system.block_on(async move {
+            let (intake, look, swap_pool, recording, fail, flush) = system.block_on(async move {
                 let restart = self.executor.restart();
                 let executor = self.executor.start();
                 let fail = executor.clone().recipient();
@@ -379,14 +383,16 @@ impl Wiring {
                     SchedulerActor::new(policy, allocator, swap_pool.clone(), executor, workers, recorder, settings);
                 let scheduler = scheduler.start();
                 let (look, recording) = (scheduler.clone().recipient(), scheduler.clone().recipient());
+                let flush = scheduler.clone().recipient();
                 let Self { model, limits, grammars, places, workers, .. } = self;
                 let make_intake =
                     move |_: &mut _| RequestIntake::new(model, limits, places, workers, grammars, scheduler);
                 let intake = RequestIntake::start_in_arbiter(&Arbiter::new().handle(), make_intake);
-                (intake, look, swap_pool, recording, fail)
+                (intake, look, swap_pool, recording, fail, flush)
             });
             let (tune, submit) = (intake.clone().recipient(), intake.recipient());
-            if send.send((System::current(), submit, look, tune, swap_pool.recipient(), recording, fail)).is_err() {
+            let swap_pool = swap_pool.recipient();
+            if send.send((System::current(), submit, look, tune, swap_pool, recording, fail, flush)).is_err() {
                 return; // the caller has gone
             }
             if let Err(error) = system.run() {
@@ -394,9 +400,9 @@ impl Wiring {
             }
         };
         let thread = std::thread::Builder::new().name("pagetide-engine".into()).spawn(run)?;
-        let (system, intake, look, tune, swap_pool, recording, fail) =
+        let (system, intake, look, tune, swap_pool, recording, fail, flush) =
             receive.recv().map_err(|_| StartError::new("the engine's thread died at its start"))?;
-        Ok(Started { system, intake, look, tune, swap_pool, recording, fail, alive: watch_alive, thread })
+        Ok(Started { system, intake, look, tune, swap_pool, recording, fail, flush, alive: watch_alive, thread })
     }
 }
 

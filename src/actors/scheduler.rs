@@ -4,6 +4,7 @@
 mod clients;
 mod copies;
 mod failure;
+mod flushing;
 mod keyframes;
 mod labels;
 mod recording;

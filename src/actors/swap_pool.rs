@@ -1,6 +1,6 @@
 //! Owns the swap pool's blocks in host memory: those of swapped sequences, and the second level of the prefix cache.
 
-use crate::messages::{AskSwapPool, ClonePool, Discard, FindHeld, Reserve, Reset, Resize, ViewPool};
+use crate::messages::{AskSwapPool, ClonePool, Discard, DropCached, FindHeld, Reserve, Reset, Resize, ViewPool};
 use actix::{Actor, Context, Handler, MessageResult, Recipient};
 use pagetide_engine::allocation::{find, resize_swap, serve_swap};
 use pagetide_engine::block_pool::{BlockPool, PoolStats};
@@ -100,6 +100,16 @@ impl Handler<ClonePool> for SwapPool {
 
     fn handle(&mut self, _: ClonePool, _: &mut Self::Context) -> Self::Result {
         MessageResult(self.pool.clone())
+    }
+}
+
+impl Handler<DropCached> for SwapPool {
+    type Result = MessageResult<DropCached>;
+
+    fn handle(&mut self, _: DropCached, _: &mut Self::Context) -> Self::Result {
+        self.pool.drop_cached();
+        self.report();
+        MessageResult(self.pool.stats())
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod device;
 mod failure;
+mod flushing;
 mod memory;
 mod storm;
 mod tuning;
@@ -9,7 +10,7 @@ mod watching;
 
 use crate::executor::ModelExecutor;
 use crate::intake::IntakeLimits;
-use crate::messages::{Accepted, Caller, FailNextStep, Tune};
+use crate::messages::{Accepted, Caller, FailNextStep, FlushCaches, Tune};
 use crate::places::Places;
 use crate::runtime::{ModelInfo, RuntimeHandle, Started, Wiring};
 use crate::workers::Workers;
@@ -45,6 +46,7 @@ struct World {
     places: Places,
     tune: Recipient<Tune>,
     fail: Recipient<FailNextStep>,
+    flush: Recipient<FlushCaches>,
     /// As it was started.
     tuning: Tuning,
     device: Arc<Controls>,
@@ -147,9 +149,9 @@ impl World {
             recorder,
             executor,
         };
-        let Started { system, intake, look, tune, fail, alive, .. } = wiring.start().unwrap();
+        let Started { system, intake, look, tune, fail, flush, alive, .. } = wiring.start().unwrap();
         let handle = RuntimeHandle::new(intake, look, model, workers, Default::default());
-        Self { handle, places, tune, tuning, fail, device: controls, system, alive }
+        Self { handle, places, tune, tuning, fail, flush, device: controls, system, alive }
     }
 
     fn submit(&self, prompt: Vec<TokenId>, max_tokens: u32) -> Result<Accepted, ApiError> {

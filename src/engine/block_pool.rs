@@ -176,6 +176,13 @@ impl BlockPool {
         true
     }
 
+    /// Makes every cached block free. Nobody is told what they held: it is not to be kept.
+    pub fn drop_cached(&mut self) {
+        while let Some((block, _)) = self.cache.evict() {
+            self.free.push_back(block);
+        }
+    }
+
     /// Blocks that were evicted since the last call, and what they hold until they are written again.
     pub fn take_evicted(&mut self) -> Vec<(BlockId, BlockHash)> {
         std::mem::take(&mut self.evicted)

@@ -55,6 +55,12 @@ impl EngineState {
         stats
     }
 
+    /// Drops the prefix caches of both pools, between two steps. Blocks that requests hold stay.
+    pub fn drop_cached(&mut self) {
+        self.device.drop_cached();
+        self.swap.drop_cached();
+    }
+
     /// The executor has lost all KV: see [`Scheduler::fail_running`]. Returns the requests that fail with it.
     pub fn fail_running(&mut self) -> Vec<RequestId> {
         let failed = self.scheduler.fail_running();

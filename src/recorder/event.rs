@@ -39,6 +39,8 @@ pub enum RecordedEvent {
     /// The executor failed, and with it these requests.
     Failed(Vec<RequestId>),
     Tune(Tuning),
+    /// Both pools dropped what they had cached.
+    DropCached,
 }
 
 /// A prompt, or only its length.

@@ -55,6 +55,7 @@ impl Replayer {
             RecordedEvent::Tune(tuning) => {
                 self.state.tune(tuning);
             }
+            RecordedEvent::DropCached => self.state.drop_cached(),
             RecordedEvent::Failed(recorded) => {
                 let failed = self.state.fail_running();
                 if failed != *recorded {

@@ -201,6 +201,10 @@ impl Recorder {
         self.push(RecordedEvent::Tune(tuning.clone()));
     }
 
+    pub fn drop_cached(&mut self) {
+        self.push(RecordedEvent::DropCached);
+    }
+
     /// Whether it is time for the next keyframe.
     pub fn wants_keyframe(&self) -> bool {
         if self.too_large_at.is_some_and(|at| at.elapsed() < self.limits.length / PARTS) {

@@ -5,7 +5,8 @@ use actix::{Actor, Context, Handler, MessageResult};
 use pagetide::actors::engine_config::configured_scheduler;
 use pagetide::actors::live_settings::{LiveSettings, SettingsUsers};
 use pagetide::actors::messages::{
-    Accepted, AskSwapPool, Cancel, EventStream, FailNextStep, Look, StopSample, Submit, TakeRecording, Tune,
+    Accepted, AskSwapPool, Cancel, EventStream, FailNextStep, FlushCaches, Look, StopSample, Submit, TakeRecording,
+    Tune,
 };
 use pagetide::actors::phase::{LivePhase, Phase};
 use pagetide::actors::recordings::Recordings;
@@ -79,6 +80,7 @@ pub enum Notice {
     Cancelled(RequestId),
     SampleStopped(RequestId, u32),
     ToFail,
+    Flushed,
 }
 
 /// A request in the hands of the test.
@@ -162,6 +164,7 @@ struct FakeIntake {
     next_id: u64,
     tuned: Arc<Mutex<Vec<Tuning>>>,
     looks: Arc<AtomicUsize>,
+    is_flushed: bool,
 }
 
 /// What of a [`Submit`] a test asks about.
@@ -264,6 +267,17 @@ impl Handler<FailNextStep> for FakeIntake {
 
     fn handle(&mut self, _: FailNextStep, _: &mut Self::Context) {
         let _ = self.notices.send(Notice::ToFail);
+    }
+}
+
+/// The first flush finds a block in use, and those after it none.
+impl Handler<FlushCaches> for FakeIntake {
+    type Result = Result<[PoolStats; 2], ApiError>;
+
+    fn handle(&mut self, _: FlushCaches, _: &mut Self::Context) -> Self::Result {
+        let is_first = self.notices.send(Notice::Flushed).is_ok() && !std::mem::replace(&mut self.is_flushed, true);
+        let device = PoolStats { used: usize::from(is_first), free: 3, ..PoolStats::default() };
+        Ok([device, PoolStats { free: 2, ..PoolStats::default() }])
     }
 }
 
@@ -447,17 +461,18 @@ impl TestServer {
             next_id: 0,
             tuned: Arc::clone(&tuned),
             looks: Arc::clone(&looks),
+            is_flushed: false,
         };
         let phase = LivePhase::default();
         let intake = intake.start();
-        let (tune, swap_pool, fail) =
-            (intake.clone().recipient(), intake.clone().recipient(), intake.clone().recipient());
+        let (tune, swap_pool) = (intake.clone().recipient(), intake.clone().recipient());
+        let (fail, flush) = (intake.clone().recipient(), intake.clone().recipient());
         let recordings_dir = tempfile::tempdir().unwrap();
         let dir = recordings_dir.path().join("new").to_str().unwrap().to_owned();
         let recordings = Recordings::new(intake.clone().recipient(), RecorderConfig { dir, ..Default::default() });
         let live_settings = LiveSettings::new(
             all.clone().into(),
-            SettingsUsers { tune, swap_pool, fail, server, loaded: Arc::new(loaded()), recordings },
+            SettingsUsers { tune, swap_pool, fail, flush, server, loaded: Arc::new(loaded()), recordings },
         );
         let text = Workers::start(2, Duration::from_secs(600)).unwrap();
         let handle = RuntimeHandle::new(intake.clone().recipient(), intake.recipient(), model, text, phase.clone());

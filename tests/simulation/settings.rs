@@ -101,6 +101,10 @@ impl World {
         let stats = self.engine.tune(&tuning);
         self.discard_retired();
         self.record(|recorder| recorder.tune(&tuning));
+        if self.random.one_in(4) {
+            self.engine.drop_cached();
+            self.record(|recorder| recorder.drop_cached());
+        }
         self.tuned += 1;
         self.shrunk += usize::from(stats.draining > 0);
         self.engine.scheduler.check();

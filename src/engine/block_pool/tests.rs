@@ -244,3 +244,17 @@ fn a_block_that_has_left_is_told_once_and_again_when_it_has_come_back() {
     pool.resize(6);
     assert_eq!(pool.take_retired(), []);
 }
+
+#[test]
+fn cached_blocks_can_be_dropped_and_used_ones_stay_found() {
+    let mut pool = BlockPool::new(4, true);
+    let blocks: Vec<BlockId> = (0..3).map(|_| pool.allocate().unwrap()).collect();
+    assert!(pool.publish(blocks[0], hash(1)) && pool.publish(blocks[1], hash(2)));
+    pool.release(blocks[0]);
+    pool.drop_cached();
+    let PoolStats { used, cached, free, evicted, .. } = pool.stats();
+    assert_eq!((used, cached, free, evicted), (2, 0, 2, 0));
+    assert_eq!((pool.lookup(&hash(1)), pool.lookup(&hash(2))), (None, Some(blocks[1])));
+    assert!(pool.take_evicted().is_empty(), "nobody copies what is not to be kept");
+    pool.check([&blocks[1..]].into_iter());
+}
