@@ -4,7 +4,6 @@
 //! Each function may reject its input, but must not panic, hang, or use memory out of proportion. `fuzz/` runs them on
 //! inputs that libFuzzer generates, `tests/fuzz_corpus.rs` on a stored corpus.
 
-use crate::api::anthropic;
 use crate::api::body::{Bounds, read};
 use crate::api::live_server::LiveServer;
 use crate::api::model_info::ModelInfo;
@@ -12,6 +11,7 @@ use crate::api::openai::chat::ChatBody;
 use crate::api::openai::{chat, completion, embeddings, tokenize};
 use crate::api::request::ApiRequest;
 use crate::api::responses::request::ResponsesRequest;
+use crate::api::{anthropic, ollama};
 use crate::backend::DType;
 use crate::bench::client::read_streamed;
 use crate::budget::Budget;
@@ -227,6 +227,8 @@ fn request_body(data: &[u8]) {
     let _ = read(data, bounds).map(|body| ResponsesRequest::parse(body, model).map(drop));
     let _ = read(data, bounds).map(|body| anthropic::request::message(body, model).map(drop));
     let _ = read(data, bounds).map(|body| anthropic::count_tokens(body, model, &budget()).map(drop));
+    let _ = read(data, bounds).map(|body| ollama::chat::parse(body, model).map(drop));
+    let _ = read(data, bounds).map(|body| ollama::generate::parse(body, model).map(drop));
     let _ = read(data, bounds).map(|body| embeddings::parse(body, model).map(drop));
     let _ = read(data, bounds).map(|body| tokenize::tokenize(body, model, &budget()).map(drop));
     let _ = read(data, bounds).map(|body| tokenize::detokenize(body, model, &budget()).map(drop));

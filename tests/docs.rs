@@ -3,14 +3,14 @@
 
 use pagetide::api::body::refused::RefusedTable;
 use pagetide::api::openai::unsupported::UnsupportedFields;
-use pagetide::config::Config;
 use pagetide::config::layers::{Sources, resolve};
 use pagetide::config::live::is_live;
 use pagetide::config::reference::{common_file, reference_file};
 use pagetide::config::settings::{SECTIONS, SETTINGS};
 use pagetide::config::value::Value;
+use pagetide::config::{Config, Surface};
 use pagetide::http::openapi;
-use pagetide::http::routes::PATHS;
+use pagetide::http::routes::paths_of;
 use pagetide::metrics::vllm::VLLM_METRICS;
 use pagetide::metrics::{METRICS, MetricKind};
 use serde_json::Value as Json;
@@ -162,7 +162,7 @@ fn the_api_page_lists_every_difference_from_vllm() {
 
 #[test]
 fn the_api_page_lists_every_endpoint_and_parameter() {
-    let document = openapi::document(&PATHS);
+    let document = openapi::document(paths_of(Surface::ALL));
     let mut page = String::from("\n| endpoint | what it does | key |\n|---|---|---|\n");
     let mut parameters = Vec::new();
     for (path, item) in document["paths"].as_object().expect("paths") {

@@ -70,6 +70,11 @@ impl LiveSettings {
         &self.0.engine.recordings
     }
 
+    /// The model in memory.
+    pub fn loaded(&self) -> &LoadedModel {
+        &self.0.engine.loaded
+    }
+
     /// Calls `listener` with the configuration after each change.
     pub fn on_change(&self, listener: impl Fn(&Config) + Send + Sync + 'static) {
         self.listeners().push(Box::new(listener));

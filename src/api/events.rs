@@ -33,6 +33,13 @@ pub fn write_named_event(out: &mut Vec<u8>, name: &str, data: &impl Serialize) {
     out.extend_from_slice(b"\n\n");
 }
 
+/// Adds an event without a name.
+pub fn write_event(out: &mut Vec<u8>, data: &impl Serialize) {
+    out.extend_from_slice(b"data: ");
+    serde_json::to_writer(&mut *out, data).expect("an event has only string keys and plain values");
+    out.extend_from_slice(b"\n\n");
+}
+
 /// Adds a comment, which clients that know nothing of pauses skip.
 fn write_pause(out: &mut Vec<u8>, PauseNotice { choice, after }: PauseNotice, num_choices: usize) {
     let mut comment = String::from(": ");

@@ -6,6 +6,7 @@ pub mod forms;
 pub mod llama_cpp;
 pub mod memory;
 pub mod model;
+pub mod nested;
 pub mod pooling;
 pub mod request_id;
 pub mod samplers;

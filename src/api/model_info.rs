@@ -92,6 +92,11 @@ impl ModelInfo {
                 }
                 Ok(tokens)
             }
+            Prompt::ChatAfter(tokens, chat) => {
+                let mut all = tokens.clone();
+                all.extend(encode(&self.rendered(max_bytes, chat, names)?, chat.add_special_tokens)?);
+                Ok(all)
+            }
             Prompt::FillIn(fill_in) => {
                 check_length(fill_in.num_bytes())?;
                 budget.look().map_err(|why| why.in_param(param))?;

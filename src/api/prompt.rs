@@ -21,6 +21,8 @@ pub enum Prompt {
     FillIn(FillIn),
     /// A conversation. The intake renders it through the chat template.
     Chat(ChatPrompt),
+    /// A conversation that goes on from these tokens.
+    ChatAfter(Vec<TokenId>, ChatPrompt),
 }
 
 impl Prompt {
@@ -31,7 +33,15 @@ impl Prompt {
             Prompt::Tokens(_) => 0,
             Prompt::Mixed(parts) => parts.iter().map(MixedPart::num_bytes).sum(),
             Prompt::FillIn(fill_in) => fill_in.num_bytes(),
-            Prompt::Chat(chat) => chat.num_bytes(),
+            Prompt::Chat(chat) | Prompt::ChatAfter(_, chat) => chat.num_bytes(),
+        }
+    }
+
+    /// A chat goes on from these tokens. Other forms stay as they are.
+    pub fn after(self, tokens: Vec<TokenId>) -> Self {
+        match self {
+            Prompt::Chat(chat) => Prompt::ChatAfter(tokens, chat),
+            other => other,
         }
     }
 }

@@ -33,6 +33,13 @@ impl FieldNames {
     pub const EMBEDDING: Self = Self { prompt: "input", ..Self::COMPLETION };
     pub const RESPONSE: Self = Self { prompt: "input", max_tokens: "max_output_tokens", ..Self::COMPLETION };
     pub const MESSAGE: Self = Self { stop: "stop_sequences", ..Self::CHAT };
+    pub const OLLAMA_GENERATE: Self = Self {
+        max_tokens: "options.num_predict",
+        stop: "options.stop",
+        continued: Cow::Borrowed("messages"),
+        ..Self::COMPLETION
+    };
+    pub const OLLAMA_CHAT: Self = Self { prompt: "messages", ..Self::OLLAMA_GENERATE };
 }
 
 /// One prompt, and what is to be made of it. This is what is submitted to the engine.

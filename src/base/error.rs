@@ -107,6 +107,20 @@ impl ApiError {
         Self::new(403, "permission_error", Some("debug_closed"), message)
     }
 
+    /// 400: requests hold blocks of the prefix cache.
+    pub fn cache_in_use(num_blocks: usize) -> Self {
+        Self::bad_request(format!(
+            "requests that run or wait hold {num_blocks} blocks, which stay in the cache; all others were dropped. Try \
+             again when the requests have ended, or with timeout=SECONDS"
+        ))
+    }
+
+    /// 503: the engine generated no token in time.
+    pub fn unhealthy(seconds: u64) -> Self {
+        let message = format!("the engine generated no token within {seconds} s");
+        Self::new(503, "service_unavailable", Some("unhealthy"), message)
+    }
+
     /// 409: there is nothing to write.
     pub fn not_recording() -> Self {
         let message =
@@ -152,6 +166,14 @@ impl ApiError {
     pub fn response_not_stored(id: &str) -> Self {
         let message = format!("no response '{id}' here: this server stores no responses");
         Self::new(404, "invalid_request_error", Some("response_not_found"), message)
+    }
+
+    /// 501: models are not added, changed or removed over HTTP.
+    pub fn models_not_managed(path: &str) -> Self {
+        let message = format!(
+            "{path} is not served: this server serves the model that it was started with, and manages no others"
+        );
+        Self::new(501, "invalid_request_error", Some("not_managed"), message)
     }
 
     pub fn not_found(path: &str) -> Self {

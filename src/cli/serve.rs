@@ -294,6 +294,7 @@ mod tests {
     use super::*;
     use pagetide_backend::{DType, KvLayout};
     use pagetide_model::runner::PoolSizes;
+    use pagetide_model::spec::Family;
     use pagetide_text::chat_output::ToolFormat;
 
     #[test]
@@ -304,6 +305,7 @@ mod tests {
         let loaded = LoadedModel {
             device: "cpu (avx512, 4 threads)".into(),
             is_gpu: false,
+            family: Family::Llama,
             dtype: DType::BF16,
             max_model_len: 8192,
             max_num_batched_tokens: 512,

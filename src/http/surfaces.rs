@@ -3,6 +3,7 @@
 
 pub mod anthropic;
 pub mod llama_cpp;
+pub mod ollama;
 pub mod openai;
 mod responses;
 pub mod vllm;
@@ -29,7 +30,7 @@ pub struct SpokenFormat {
 }
 
 /// Every surface, in the order of the API's description.
-pub static SURFACES: [ApiSurface; 4] = [
+pub static SURFACES: [ApiSurface; 5] = [
     ApiSurface { surface: Surface::OpenAi, paths: &openai::PATHS, format: None },
     ApiSurface {
         surface: Surface::Anthropic,
@@ -41,5 +42,10 @@ pub static SURFACES: [ApiSurface; 4] = [
         surface: Surface::LlamaCpp,
         paths: &llama_cpp::PATHS,
         format: Some(SpokenFormat { is_spoken: llama_cpp::is_spoken, format: &llama_cpp::FORMAT }),
+    },
+    ApiSurface {
+        surface: Surface::Ollama,
+        paths: &ollama::PATHS,
+        format: Some(SpokenFormat { is_spoken: ollama::is_spoken, format: &ollama::FORMAT }),
     },
 ];

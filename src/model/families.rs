@@ -44,6 +44,13 @@ const SUPPORTED_FAMILIES: &str = "supported are Llama 1 to 3 (LlamaForCausalLM),
                                   (Gemma2ForCausalLM), the text part of Gemma 3 (Gemma3ForCausalLM, \
                                   Gemma3ForConditionalGeneration), OPT (OPTForCausalLM) and GPT-2 (GPT2LMHeadModel)";
 
+impl Family {
+    /// Its `model_type` in config.json.
+    pub fn model_type(self) -> &'static str {
+        SUPPORTED.iter().find(|(_, _, family)| *family == self).map_or("", |(_, model_type, _)| model_type)
+    }
+}
+
 impl ModelSpec {
     /// Reads `config.json` and `generation_config.json`. If they name no precision, it is that of the weights.
     pub fn load(files: &ModelFiles) -> Result<Self, StartError> {

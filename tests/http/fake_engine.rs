@@ -28,6 +28,7 @@ use pagetide::http::server::{listen, serve};
 use pagetide::ids::{RequestId, TokenId};
 use pagetide::model::loader::LoadedModel;
 use pagetide::model::runner::PoolSizes;
+use pagetide::model::spec::Family;
 use pagetide::recorder::{Recorder, RecorderLimits};
 use pagetide::sampling::params::{
     FinishReason, Pooling, PositionLogprobs, SamplingDefaults, SamplingParams, TokenLogprob,
@@ -607,6 +608,7 @@ fn loaded() -> LoadedModel {
     LoadedModel {
         device: "fake".into(),
         is_gpu: false,
+        family: Family::Llama,
         dtype: DType::BF16,
         max_model_len: MAX_MODEL_LEN as usize,
         max_num_batched_tokens: 512,

@@ -12,6 +12,7 @@ mod keep_alive;
 mod limits;
 mod llama_cpp;
 mod memory;
+mod ollama;
 mod openapi;
 mod parameters;
 mod responses;

@@ -1,6 +1,6 @@
 //! The description of the API against what the server does.
 
-use crate::fake_engine::TestServer;
+use crate::fake_engine::{MODEL, TestServer};
 use serde_json::{Map, Value, json};
 
 /// The least that the body of this name has to have.
@@ -21,6 +21,14 @@ fn least(name: &str) -> Value {
         "MessageRequest" => json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}),
         "CountTokensRequest" => json!({"messages": [{"role": "user", "content": "hi"}]}),
         "DetokenizeRequest" => json!({"tokens": [1]}),
+        "CohereChatRequest" => json!({"messages": [{"role": "user", "content": "hi"}]}),
+        "CohereEmbedRequest" => json!({"texts": ["hi"]}),
+        "GenerateRequest" => json!({"text": "hi"}),
+        "OllamaChatRequest" => json!({"messages": [{"role": "user", "content": "hi"}], "stream": false}),
+        "OllamaGenerateRequest" => json!({"prompt": "hi", "stream": false}),
+        "OllamaEmbedRequest" => json!({"input": "hi"}),
+        "OllamaEmbeddingsRequest" => json!({"prompt": "hi"}),
+        "OllamaShowRequest" => json!({"model": MODEL}),
         other => panic!("say here what a {other} has at least"),
     }
 }
@@ -83,11 +91,13 @@ async fn refusal(server: &TestServer, path: &str, body: &Value, field: &str) -> 
     if response.status() != 400 {
         return None;
     }
-    let error = response.json::<Value>().await.unwrap()["error"].take();
-    // Anthropic's errors have the field in the message alone.
-    let param = error["param"].as_str().or_else(|| error["message"].as_str()?.split([' ', ':']).next()).unwrap_or("");
+    let mut answer: Value = response.json().await.unwrap();
+    // Most formats have the field in the message alone. Ollama's errors are the message, and Cohere's have it on top.
+    let error = if answer["error"].is_null() { answer } else { answer["error"].take() };
+    let message = error["message"].as_str().or(error.as_str()).unwrap_or_default().to_owned();
+    let param = error["param"].as_str().or_else(|| message.split([' ', ':']).next()).unwrap_or("");
     let is_of_field = param.strip_prefix(field).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']));
-    is_of_field.then(|| error["message"].as_str().unwrap().to_owned())
+    is_of_field.then_some(message)
 }
 
 /// Each of these is wrong for most types.
@@ -222,13 +232,15 @@ fn shape(text: &str) -> String {
     answer.to_string()
 }
 
+const NEW_EACH_TIME: [&str; 7] =
+    ["id", "request_id", "created", "created_at", "completed_at", "e2e_latency", "timings"];
+
 /// Takes ids and times away.
 fn forget(value: &mut Value) {
     match value {
         Value::Object(fields) => {
-            fields.retain(|name, _| {
-                !["id", "request_id", "created", "created_at", "completed_at", "timings"].contains(&name.as_str())
-            });
+            let is_new = |name: &str| name.ends_with("_duration") || NEW_EACH_TIME.contains(&name);
+            fields.retain(|name, _| !is_new(name));
             fields.values_mut().for_each(forget);
         }
         Value::Array(items) => items.iter_mut().for_each(forget),
@@ -237,7 +249,7 @@ fn forget(value: &mut Value) {
 }
 
 /// Answers that have more than their description says: the request's settings, what is particular to an event.
-const PARTLY_DESCRIBED: [&str; 3] = ["ResponseObject", "ResponseEvent", "MessageEvent"];
+const PARTLY_DESCRIBED: [&str; 4] = ["ResponseObject", "ResponseEvent", "MessageEvent", "CohereEvent"];
 
 /// Says what is wrong with `value`: its type, what is missing, and also what is there but not described.
 pub fn mismatch(value: &Value, schema: &Value, document: &Value) -> Option<String> {
@@ -324,11 +336,13 @@ async fn answers_are_as_described() {
                 body.as_object_mut().unwrap().remove("prompt_logprobs");
                 let body = with(body, &json!({"stream": true}));
                 let text = server.post(&path, &body).await.text().await.unwrap();
-                let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
-                for chunk in data.filter(|data| *data != "[DONE]") {
+                let (event, line) = (schema_of(&path, "text/event-stream"), schema_of(&path, "application/x-ndjson"));
+                let data = text.lines().filter_map(|line| line.strip_prefix("data: ").or(line.get(..)));
+                let data = data.filter(|data| data.starts_with('{'));
+                for chunk in data {
                     let chunk: Value = serde_json::from_str(chunk).unwrap();
-                    let event = schema_of(&path, "text/event-stream");
-                    let schema = &event["properties"]["data"]["anyOf"][0]["contentSchema"];
+                    let of_event = &event["properties"]["data"]["anyOf"][0]["contentSchema"];
+                    let schema = if line.is_null() { of_event } else { &line };
                     assert_eq!(mismatch(&chunk, schema, &document), None, "{path} {body}");
                 }
             }
@@ -337,7 +351,7 @@ async fn answers_are_as_described() {
         let schema = &document["paths"][&path]["post"]["responses"]["400"]["content"]["application/json"]["schema"];
         assert_eq!(mismatch(&error, schema, &document), None, "{path}");
     }
-    for path in ["/v1/models", "/health", "/ready", "/version"] {
+    for path in ["/v1/models", "/health", "/ready", "/version", "/api/tags", "/api/ps", "/api/version"] {
         let answer: Value = server.get(path).await.json().await.unwrap();
         assert_eq!(mismatch(&answer, &schema_of(path, "application/json"), &document), None, "{path}");
     }

@@ -1,9 +1,8 @@
 //! `GET /v1/models` as Anthropic's clients read it.
 
+use crate::dates::rfc3339;
 use crate::model_info::ModelInfo;
 use serde_json::{Value, json};
-use time::OffsetDateTime;
-use time::format_description::well_known::Rfc3339;
 
 pub fn list(model: &ModelInfo) -> Value {
     let cards: Vec<Value> = model.names().map(|name| card(model, name)).collect();
@@ -22,9 +21,4 @@ pub fn card(model: &ModelInfo, name: &str) -> Value {
         "max_input_tokens": model.max_model_len,
         "max_tokens": model.max_model_len,
     })
-}
-
-fn rfc3339(unix_time_s: u64) -> String {
-    let time = i64::try_from(unix_time_s).ok().and_then(|time| OffsetDateTime::from_unix_timestamp(time).ok());
-    time.and_then(|time| time.format(&Rfc3339).ok()).unwrap_or_default()
 }

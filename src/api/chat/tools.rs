@@ -1,6 +1,6 @@
 //! The functions that the model may call, and those that it has to call.
 
-use crate::checks::shown;
+use crate::checks::{shown, wrong_type};
 use crate::model_info::ModelInfo;
 use pagetide_base::error::ApiError;
 use pagetide_text::chat_output::{ToolFormat, grammar};
@@ -185,6 +185,22 @@ impl CallableFunction {
     #[cfg(test)]
     pub fn parameters(&self) -> &Value {
         &self.parameters
+    }
+
+    /// Checks the function of a tool of OpenAI's form, which stands at `path`.
+    pub fn of_tool(path: &str, tool: &Value) -> Result<Self, ApiError> {
+        let kind = tool.get("type");
+        if !tool.is_object() {
+            return Err(wrong_type(path, "an object", Some(tool)));
+        } else if kind.and_then(Value::as_str) != Some("function") {
+            return Err(wrong_type(&format!("{path}.type"), "\"function\"", kind));
+        }
+        let path =
+            FunctionPath { function: format!("{path}.function"), parameters: format!("{path}.function.parameters") };
+        let Some(Value::Object(fields)) = tool.get("function") else {
+            return Err(wrong_type(&path.function, "an object", tool.get("function")));
+        };
+        Self::new(path, fields, fields.get("parameters"))
     }
 
     /// Checks a function: `fields` has its name, `parameters` are the schema of its arguments.

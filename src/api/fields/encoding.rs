@@ -163,27 +163,9 @@ impl Encoding {
     }
 }
 
-/// Scales to length 1; zeros stay.
-pub fn normalize(values: &mut [f32]) {
-    let norm = values.iter().map(|x| f64::from(*x) * f64::from(*x)).sum::<f64>().sqrt();
-    if norm > 0.0 {
-        values.iter_mut().for_each(|x| *x = (f64::from(*x) / norm) as f32);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_embedding_has_length_one() {
-        let mut values = [3.0, -4.0];
-        normalize(&mut values);
-        assert_eq!(values, [0.6, -0.8]);
-        let mut zeros = [0.0; 3];
-        normalize(&mut zeros);
-        assert_eq!(zeros, [0.0; 3]);
-    }
 
     #[test]
     fn bytes_have_the_type_and_the_order_that_were_asked_for() {

@@ -2,13 +2,14 @@
 
 use crate::body::body_fields;
 use crate::checks::one_of;
+use crate::embedding::embedding_of_each;
 use crate::fields::forms::TruncationSide;
 use crate::fields::memory::MemoryFields;
 use crate::fields::sampling;
 use crate::model_info::ModelInfo;
 use crate::request::{FieldNames, PromptRequest};
 use pagetide_base::error::ApiError;
-use pagetide_base::sampling::params::{Pooling, SamplingParams};
+use pagetide_base::sampling::params::Pooling;
 use pagetide_text::truncation::Truncation;
 use utoipa::ToSchema;
 
@@ -83,16 +84,10 @@ impl PoolingFields {
             Some(_) => Pooling::Mean,
             None => model.pooling,
         };
-        let params = SamplingParams { pooling: Some(pooling), max_tokens: 1, ..SamplingParams::default() };
         let cut = sampling::truncation(self.truncate_prompt_tokens, self.truncation_side.as_deref(), model)?;
-        let mut each = PromptRequest {
-            names,
-            // No output needs room.
-            truncation: cut.map(|cut| Truncation { keep: cut.keep.or(Some(model.max_model_len)), ..cut }),
-            ignore_eos: true,
-            seed: Some(0),
-            ..PromptRequest::without_prompt(params)
-        };
+        // No output needs room.
+        let cut = cut.map(|cut| Truncation { keep: cut.keep.or(Some(model.max_model_len)), ..cut });
+        let mut each = embedding_of_each(names, pooling, cut);
         each.core.priority = sampling::priority(self.priority)?;
         each.core.cache_salt = sampling::cache_salt(self.cache_salt)?;
         each.core.terms = memory.terms()?;

@@ -4,10 +4,8 @@ use super::prompt::{NativePromptForms, prompts};
 use crate::body::fields::IdsField;
 use crate::body::{ParsedBody, body, body_fields};
 use crate::checks::{in_range, one_of};
-use crate::fields::encoding::normalize;
-use crate::fields::memory::MemoryFields;
+use crate::embedding::{embedding_of_each, normalize};
 use crate::fields::model::ModelField;
-use crate::fields::pooling::PoolingFields;
 use crate::fold::AnsweredPrompt;
 use crate::model_info::ModelInfo;
 use crate::request::{ApiRequest, FieldNames};
@@ -81,7 +79,7 @@ pub fn parse(
     let (name, given) = if is_given(&input) { ("input", input) } else { ("content", content) };
     let prompts = prompts(name, given, model.vocab_size)?;
     let names = FieldNames { prompt: name, ..FieldNames::COMPLETION };
-    let each = PoolingFields::default().request(names, &MemoryFields::default(), model)?;
+    let each = embedding_of_each(names, model.pooling, None);
     Ok(NativeEmbeddingRequest { request: ApiRequest::new(prompts, each), norm })
 }
 

@@ -1,7 +1,7 @@
 //! `tools`, `tool_choice` and `parallel_tool_calls` of a chat.
 
 use crate::body::body_fields;
-use crate::chat::tools::{AskedTool, CallableFunction, FunctionPath, Tools, function_name, no_such_tool};
+use crate::chat::tools::{AskedTool, CallableFunction, Tools, function_name, no_such_tool};
 use crate::checks::shown;
 use pagetide_base::error::ApiError;
 use serde_json::{Map, Value};
@@ -69,7 +69,7 @@ impl ToolFields {
     /// The tools that a chat has.
     pub fn check(self) -> Result<Tools, ApiError> {
         let with_function = |(i, tool): (usize, Value)| {
-            let function = function(&format!("tools[{i}]"), &tool)?;
+            let function = CallableFunction::of_tool(&format!("tools[{i}]"), &tool)?;
             Ok((tool, function))
         };
         let tools = self.tools.unwrap_or_default().into_iter().enumerate().map(with_function);
@@ -78,24 +78,6 @@ impl ToolFields {
         choose(&mut tools, self.tool_choice.as_ref())?;
         Ok(tools)
     }
-}
-
-fn function(path: &str, tool: &Value) -> Result<CallableFunction, ApiError> {
-    let wrong = |param: &str, expected: &str, got: Option<&Value>| {
-        let got = got.map_or("nothing".into(), shown);
-        Err(ApiError::invalid(param, format!("{param} must be {expected}, got {got}")))
-    };
-    let kind = tool.get("type");
-    if !tool.is_object() {
-        return wrong(path, "an object", Some(tool));
-    } else if kind.and_then(Value::as_str) != Some("function") {
-        return wrong(&format!("{path}.type"), "\"function\"", kind);
-    }
-    let Some(Value::Object(fields)) = tool.get("function") else {
-        return wrong(&format!("{path}.function"), "an object", tool.get("function"));
-    };
-    let path = FunctionPath { function: format!("{path}.function"), parameters: format!("{path}.function.parameters") };
-    CallableFunction::new(path, fields, fields.get("parameters"))
 }
 
 fn choose(tools: &mut Tools, choice: Option<&Value>) -> Result<(), ApiError> {

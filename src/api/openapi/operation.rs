@@ -191,6 +191,12 @@ impl Operation {
         self.media::<T>("text/event-stream", event, about)
     }
 
+    /// With `stream: true`, which is the default, answered with lines of JSON, each a `T`.
+    pub fn streams_lines<T: ToSchema>(self) -> Self {
+        let about = self.answer_about;
+        self.media::<T>("application/x-ndjson", reference(&T::name()), about)
+    }
+
     fn media<T: ToSchema>(mut self, media: &str, schema: Value, about: &'static str) -> Self {
         self.answer.insert(media.into(), json!({ "schema": schema }));
         self.answer_about = about;

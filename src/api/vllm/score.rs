@@ -3,7 +3,7 @@
 use crate::body::fields::IdsField;
 use crate::body::refused::Refused;
 use crate::body::{ParsedBody, body, body_fields};
-use crate::fields::encoding::normalize;
+use crate::embedding::normalize;
 use crate::fields::memory::MemoryFields;
 use crate::fields::model::ModelField;
 use crate::fields::pooling::PoolingFields;

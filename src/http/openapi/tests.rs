@@ -78,10 +78,12 @@ fn every_field_that_is_read_is_described() {
     use pagetide_api::anthropic::request::{CountedBody, MessagesBody, UnsupportedInMessages};
     use pagetide_api::fields::unsupported::UnsupportedFields;
     use pagetide_api::llama_cpp;
+    use pagetide_api::ollama::{self, fields::UnsupportedInOllama};
     use pagetide_api::openai::{chat, completion, embeddings, tokenize};
     use pagetide_api::responses::request::{ChatFieldsOfPeers, ResponsesBody, StoredFields};
     use pagetide_api::vllm::{generate, rerank, score};
     let refused = &[UnsupportedFields::FIELDS] as &[_];
+    let ollamas = &[UnsupportedInOllama::FIELDS] as &[_];
     let generated = &[generate::RenderedFields::FIELDS, UnsupportedFields::FIELDS] as &[_];
     for (path, (read, described)) in [
         ("/v1/chat/completions", read::<chat::ChatBody>("/v1/chat/completions", refused)),
@@ -111,6 +113,11 @@ fn every_field_that_is_read_is_described() {
         ("/infill", read::<llama_cpp::infill::InfillBody>("/infill", refused)),
         ("/embedding", read::<llama_cpp::embedding::NativeEmbeddingBody>("/embedding", refused)),
         ("/apply-template", read::<chat::ChatBody>("/apply-template", refused)),
+        ("/api/chat", read::<ollama::chat::OllamaChatBody>("/api/chat", ollamas)),
+        ("/api/generate", read::<ollama::generate::OllamaGenerateBody>("/api/generate", ollamas)),
+        ("/api/embed", read::<ollama::embed::OllamaEmbedBody>("/api/embed", ollamas)),
+        ("/api/embeddings", read::<ollama::embed::OllamaEmbeddingsBody>("/api/embeddings", ollamas)),
+        ("/api/show", read::<ollama::models::OllamaShowBody>("/api/show", ollamas)),
     ] {
         assert_eq!(read, described, "{path}");
     }

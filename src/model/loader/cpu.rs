@@ -47,7 +47,7 @@ fn load_onto<B: Backend + 'static>(
 ) -> Result<(Box<dyn StepRunner>, LoadedModel), StartError> {
     let (dtype, max_model_len) = (dtype(options, &spec), max_model_len(options, &spec));
     let max_num_batched_tokens = options.batched_tokens.cpu;
-    let (num_parameters, weights_bytes) = (spec.num_parameters(), spec.weights_bytes(dtype));
+    let (family, num_parameters, weights_bytes) = (spec.family, spec.num_parameters(), spec.weights_bytes(dtype));
     let layout = spec.kv_layout(options.block_size, dtype);
 
     let checkpoint = checkpoint(options, files)?;
@@ -66,6 +66,7 @@ fn load_onto<B: Backend + 'static>(
     let loaded = LoadedModel {
         device,
         is_gpu: false,
+        family,
         dtype,
         max_model_len,
         max_num_batched_tokens,

@@ -69,6 +69,7 @@ pub fn load_on_gpu(
     let loaded = LoadedModel {
         device: format!("cuda ({})", device.info().name),
         is_gpu: true,
+        family: loading.spec.family,
         dtype,
         max_model_len,
         max_num_batched_tokens: loading.max_rows(),

@@ -17,6 +17,7 @@ pub(super) fn load(options: &LoadOptions, spec: &ModelSpec) -> Result<(NullRunne
     let loaded = LoadedModel {
         device: "null".into(),
         is_gpu: false,
+        family: spec.family,
         dtype,
         max_model_len,
         max_num_batched_tokens,

@@ -4,7 +4,7 @@ use crate::checkpoint::Checkpoint;
 use crate::files::{DEMO_MODEL, ModelFiles};
 use crate::options::{DtypeChoice, LoadFormat, LoadOptions};
 use crate::runner::PoolSizes;
-use crate::spec::ModelSpec;
+use crate::spec::{Family, ModelSpec};
 use pagetide_backend::{DType, KvLayout};
 use pagetide_base::error::StartError;
 
@@ -14,6 +14,7 @@ pub struct LoadedModel {
     /// For people: `cpu (avx512, 4 threads)`, `cuda (NVIDIA H100 80GB HBM3)`.
     pub device: String,
     pub is_gpu: bool,
+    pub family: Family,
     pub dtype: DType,
     pub max_model_len: usize,
     /// Maximum number of tokens in a step. Buffers have this size.

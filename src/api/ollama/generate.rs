@@ -1,0 +1,121 @@
+//! The body of `POST /api/generate`: one prompt, with or without the chat template.
+
+use super::OllamaTask;
+use super::answer::{AnswerShape, OllamaAnswer};
+use super::chat::request;
+use super::fields::{OllamaFields, UnsupportedInOllama, model_name};
+use super::options::{MaxTokens, OptionNames, options};
+use crate::body::fields::IdsField;
+use crate::body::ids::Ids;
+use crate::body::refused::Refused;
+use crate::body::{ParsedBody, body, body_fields};
+use crate::chat::tools::Tools;
+use crate::fields::memory::MemoryFields;
+use crate::fields::model::ModelField;
+use crate::fields::nested::as_nested;
+use crate::model_info::ModelInfo;
+use crate::request::{ApiRequest, FieldNames, PromptRequest};
+use pagetide_base::error::ApiError;
+use pagetide_base::ids::TokenId;
+use serde_json::{Value, json};
+use std::time::Instant;
+
+body_fields! {
+    pub(super) struct OllamaGenerateFields {
+        /// The text that the model is given, as a user's message. Without it nothing is generated.
+        prompt: Option<String>,
+        /// A system message before it.
+        system: Option<String>,
+        /// The prompt is given to the model as it is, without the chat template.
+        #[schema(default = false)]
+        raw: bool,
+        /// The context of an earlier answer, from which the conversation goes on. See /api/chat, which is newer.
+        #[schema(value_type = Option<Vec<u32>>)]
+        context: IdsField,
+    }
+}
+
+body! {
+    /// The body of `/api/generate`.
+    pub struct OllamaGenerateBody {
+        own: OllamaGenerateFields,
+        fields: OllamaFields,
+        model: ModelField,
+        memory: MemoryFields,
+        refused: Refused<UnsupportedInOllama>,
+    }
+}
+
+pub fn parse(
+    ParsedBody { body, problems }: ParsedBody<OllamaGenerateBody>,
+    model: &ModelInfo,
+) -> Result<OllamaTask, ApiError> {
+    let begun = Instant::now();
+    problems.check_object()?;
+    let OllamaGenerateBody { own, mut fields, model: model_field, memory, refused } = body;
+    let name = model_name(model_field, &problems, model)?;
+    refused.check()?;
+    problems.check()?;
+    fields.check()?;
+    let context = context(own.context, model)?;
+    let system = own.system.filter(|system| !system.is_empty());
+    if own.raw && (system.is_some() || !context.is_empty()) {
+        let field = if system.is_some() { "system" } else { "context" };
+        return Err(ApiError::invalid(field, format!("{field} is not available with raw: true")));
+    }
+    let shape = if own.raw { AnswerShape::Raw } else { AnswerShape::Text };
+    let answer = OllamaAnswer::new(shape, name, begun, model);
+    let Some(prompt) = own.prompt.filter(|prompt| !prompt.is_empty()) else {
+        return Ok(OllamaTask::Load(answer.loaded()));
+    };
+    let request = if own.raw {
+        raw(prompt, &mut fields, &memory, model)?
+    } else {
+        let system = system.map(|system| json!({"role": "system", "content": system}));
+        let messages: Vec<Value> = system.into_iter().chain([json!({"role": "user", "content": prompt})]).collect();
+        let names = FieldNames::OLLAMA_GENERATE;
+        let mut request = request(messages, false, Tools::default(), &mut fields, memory, names, model)?;
+        if !context.is_empty() {
+            request.prompts = request.prompts.into_iter().map(|prompt| prompt.after(context.clone())).collect();
+        }
+        request
+    };
+    Ok(OllamaTask::Generate(Box::new(request), Box::new(answer)))
+}
+
+/// A prompt that goes by the chat template.
+fn raw(
+    prompt: String,
+    fields: &mut OllamaFields,
+    memory: &MemoryFields,
+    model: &ModelInfo,
+) -> Result<ApiRequest, ApiError> {
+    let options = options(fields.options.take(), model)?;
+    let mut sampling = options.sampling;
+    sampling.stream = fields.stream.unwrap_or(true);
+    // A wrong value is refused, although there is no template to tell.
+    fields.template(false, model)?;
+    let names = FieldNames::OLLAMA_GENERATE;
+    let within = || -> Result<ApiRequest, ApiError> {
+        let mut params = sampling.params(model)?;
+        let mut answer = sampling.answer(&params, &names)?;
+        answer.kv_block_bytes = memory.usage_block_bytes(model);
+        answer.logprobs = fields.logprobs()?;
+        answer.prompt_only = options.max_tokens == MaxTokens::Zero;
+        params.logprobs = answer.logprobs;
+        params.max_tokens = options.max_tokens.sampled().unwrap_or(0);
+        let grammar = fields.format()?;
+        let each = PromptRequest { names, grammar, ..PromptRequest::without_prompt(params) };
+        sampling.into_request(vec![prompt.into()], each, answer, memory, model)
+    };
+    within().map_err(as_nested::<OptionNames>)
+}
+
+/// Token ids; none where nothing is given.
+fn context(given: IdsField, model: &ModelInfo) -> Result<Vec<TokenId>, ApiError> {
+    match given {
+        IdsField { ids: None, other: None } => Ok(Vec::new()),
+        IdsField { ids: Some(Ids::One(list)), .. } => list.tokens("context", model.vocab_size),
+        _ => Err(ApiError::invalid("context", "context must be an array of token ids")),
+    }
+}
