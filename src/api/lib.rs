@@ -30,6 +30,7 @@ pub mod openapi;
 pub mod prompt;
 pub mod request;
 pub mod responses;
+pub mod sglang;
 pub mod timings;
 pub mod usage;
 pub mod vllm;

@@ -39,6 +39,12 @@ impl FieldNames {
         continued: Cow::Borrowed("messages"),
         ..Self::COMPLETION
     };
+    pub const GENERATE: Self = Self {
+        prompt: "text",
+        max_tokens: "sampling_params.max_new_tokens",
+        stop: "sampling_params.stop",
+        ..Self::COMPLETION
+    };
     pub const OLLAMA_CHAT: Self = Self { prompt: "messages", ..Self::OLLAMA_GENERATE };
 }
 

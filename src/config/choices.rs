@@ -13,6 +13,7 @@ choice!(
         Anthropic = "anthropic",
         Vllm = "vllm",
         LlamaCpp = "llama.cpp",
+        Sglang = "sglang",
         Ollama = "ollama",
     }
 );

@@ -166,6 +166,12 @@ impl OperatorKeys {
         if is_sent(headers, &[known]) { Ok(()) } else { Err(ApiError::not_admin()) }
     }
 
+    /// Whether a client with these headers may do what slows all requests down. Every client may if no keys are set.
+    pub fn check_operator(&self, headers: &HeaderMap) -> Result<(), ApiError> {
+        let is_open = self.admin.is_none() && self.metrics.is_none() && !self.has_clients;
+        if is_open { Ok(()) } else { self.check_admin(headers) }
+    }
+
     /// Whether a client with these headers may see the number and the lengths of all requests. Every client may if no
     /// keys are set.
     pub fn check_watcher(&self, headers: &HeaderMap) -> Result<(), ApiError> {
@@ -198,6 +204,19 @@ impl FromRequest for Watcher {
     fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
         let keys: &Keys = request.app_data().expect("every app is made with keys");
         ready(keys.get().operators.check_watcher(request.headers()).map(|()| Self).map_err(HttpError::from))
+    }
+}
+
+/// The client may do what slows all requests down, see [`OperatorKeys::check_operator`].
+pub struct Operator;
+
+impl FromRequest for Operator {
+    type Error = HttpError;
+    type Future = Ready<Result<Self, HttpError>>;
+
+    fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
+        let keys: &Keys = request.app_data().expect("every app is made with keys");
+        ready(keys.get().operators.check_operator(request.headers()).map(|()| Self).map_err(HttpError::from))
     }
 }
 

@@ -13,6 +13,7 @@ use crate::openapi;
 use crate::routes::{
     OpenApiText, access_to, configure, format_of, is_open_to_all_ports, is_private, matched_path, paths_of,
 };
+use crate::surfaces::sglang::HealthChecks;
 use crate::timeouts::{end_stalled_connections, timed_body};
 use crate::tls::Certificate;
 use actix_web::body::MessageBody;
@@ -150,6 +151,7 @@ pub fn serve(
     let (handle, live_settings, server_config) = (Data::new(handle), Data::new(live_settings), config.server.clone());
     let feed = Data::new(Feed::default());
     let parsing = Data::new(Parsing::new(&config.limits));
+    let health_checks = Data::new(HealthChecks::default());
     let surfaces: Arc<[Surface]> = config.server.surfaces.as_slice().into();
     let description = Data::new(OpenApiText(openapi::document(paths_of(&surfaces)).to_string()));
     let app = move || {
@@ -162,6 +164,7 @@ pub fn serve(
             .app_data(keys.clone())
             .app_data(feed.clone())
             .app_data(parsing.clone())
+            .app_data(health_checks.clone())
             .app_data(description.clone())
             .wrap(from_fn(encodings))
             .wrap(Compress::default())

@@ -6,6 +6,7 @@ pub mod llama_cpp;
 pub mod ollama;
 pub mod openai;
 mod responses;
+pub mod sglang;
 pub mod vllm;
 
 use crate::answer_format::AnswerFormat;
@@ -38,6 +39,7 @@ pub static SURFACES: [ApiSurface; 5] = [
         format: Some(SpokenFormat { is_spoken: anthropic::is_spoken, format: &anthropic::FORMAT }),
     },
     ApiSurface { surface: Surface::Vllm, paths: &vllm::PATHS, format: None },
+    ApiSurface { surface: Surface::Sglang, paths: &sglang::PATHS, format: None },
     ApiSurface {
         surface: Surface::LlamaCpp,
         paths: &llama_cpp::PATHS,

@@ -18,6 +18,7 @@ mod parameters;
 mod responses;
 mod samplers;
 mod server;
+mod sglang;
 mod streams;
 mod telemetry;
 mod timeouts;

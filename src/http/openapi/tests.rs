@@ -81,6 +81,7 @@ fn every_field_that_is_read_is_described() {
     use pagetide_api::ollama::{self, fields::UnsupportedInOllama};
     use pagetide_api::openai::{chat, completion, embeddings, tokenize};
     use pagetide_api::responses::request::{ChatFieldsOfPeers, ResponsesBody, StoredFields};
+    use pagetide_api::sglang::{self, generate::UnsupportedInGenerate};
     use pagetide_api::vllm::{generate, rerank, score};
     let refused = &[UnsupportedFields::FIELDS] as &[_];
     let ollamas = &[UnsupportedInOllama::FIELDS] as &[_];
@@ -118,6 +119,7 @@ fn every_field_that_is_read_is_described() {
         ("/api/embed", read::<ollama::embed::OllamaEmbedBody>("/api/embed", ollamas)),
         ("/api/embeddings", read::<ollama::embed::OllamaEmbeddingsBody>("/api/embeddings", ollamas)),
         ("/api/show", read::<ollama::models::OllamaShowBody>("/api/show", ollamas)),
+        ("/generate", read::<sglang::generate::GenerateBody>("/generate", &[UnsupportedInGenerate::FIELDS])),
     ] {
         assert_eq!(read, described, "{path}");
     }

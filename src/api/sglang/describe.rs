@@ -1,0 +1,133 @@
+//! What the API's description says of SGLang's paths.
+#![allow(dead_code, reason = "the shapes are only described: see answer, which writes them")]
+
+use super::generate::{AcceptedInGenerate, GenerateFields};
+use crate::Object;
+use crate::fields::memory::MemoryFields;
+use crate::openapi::{Operation, Tag};
+use crate::usage::KvUsage;
+use serde_json::json;
+use utoipa::ToSchema;
+
+pub fn generate() -> Operation {
+    Operation::new(Tag::Generation, "sglang_generate", "Continues texts, in the shape of SGLang")
+        .about("One of text and input_ids is given.")
+        .body("GenerateRequest")
+        .fields::<GenerateFields>()
+        .fields::<AcceptedInGenerate>()
+        .fields::<MemoryFields>()
+        .generates()
+        .answers::<GenerateAnswer>("The answer, or an array of answers; with stream its parts.")
+        .streams::<GeneratedText>()
+}
+
+pub fn model_info() -> Operation {
+    Operation::new(Tag::Models, "model_info", "The model that is served, in the shape of SGLang")
+        .answers_json("The model.")
+}
+
+pub fn model_info_older() -> Operation {
+    Operation::new(Tag::Models, "get_model_info", "The same as /model_info, which is newer").answers_json("The model.")
+}
+
+pub fn server_info() -> Operation {
+    Operation::new(Tag::Server, "get_server_info", "The server's sizes, in the shape of SGLang")
+        .about("Settings are at /admin/config.")
+        .answers_json("The server.")
+}
+
+pub fn health() -> Operation {
+    Operation::new(Tag::Server, "health_generate", "The engine generates a token")
+        .about("At most one token a second is generated for all who ask.")
+        .fails(&[503])
+        .answers_text("text/plain", "It did.")
+}
+
+fn flush(id: &'static str) -> Operation {
+    Operation::new(Tag::Server, id, "Drops the prefix caches on the device and in CPU memory")
+        .about(
+            "What requests hold stays, and is answered with 400. Where any key is set, this path wants \
+             server.admin_key.",
+        )
+        .query_parameter("timeout", "Seconds to wait for requests to end.", json!({"type": "number", "minimum": 0}))
+        .fails(&[400, 403])
+        .answers_text("text/plain", "They are empty.")
+}
+
+pub fn flush_by_get() -> Operation {
+    flush("flush_cache")
+}
+
+pub fn flush_by_post() -> Operation {
+    flush("flush_cache_by_post")
+}
+
+pub fn loads() -> Operation {
+    let sections = json!({"type": "string"});
+    Operation::new(Tag::Server, "loads", "How many requests there are, and what they hold, in the shape of SGLang")
+        .about("Where keys are set, this path wants server.metrics_key or server.admin_key.")
+        .query_parameter("include", "Sections, with commas: core, memory, queues, all (the default).", sections)
+        .fails(&[400, 403])
+        .answers_json("The load.")
+}
+
+pub fn load() -> Operation {
+    Operation::new(Tag::Server, "get_load", "A part of /v1/loads, which is newer")
+        .about("Where keys are set, this path wants server.metrics_key or server.admin_key.")
+        .fails(&[403])
+        .answers_json("The load.")
+}
+
+#[derive(ToSchema)]
+#[serde(untagged)]
+enum GenerateAnswer {
+    One(GeneratedText),
+    /// For several texts, or n above 1.
+    Several(Vec<GeneratedText>),
+}
+
+#[derive(ToSchema)]
+struct GeneratedText {
+    text: String,
+    output_ids: Vec<u32>,
+    meta_info: GenerateMeta,
+    /// With return_prompt_token_ids.
+    prompt_token_ids: Option<Vec<u32>>,
+    /// In a stream of several texts.
+    index: Option<u64>,
+}
+
+#[derive(ToSchema)]
+struct GenerateMeta {
+    id: String,
+    /// An object of type stop (with what matched) or length; null in a stream before the end.
+    finish_reason: Option<Object>,
+    prompt_tokens: u64,
+    /// Always "default".
+    weight_version: String,
+    /// Times that the answer had to give its memory up.
+    num_retractions: u64,
+    reasoning_tokens: u64,
+    completion_tokens: u64,
+    cached_tokens: u64,
+    /// Seconds, at the end.
+    e2e_latency: Option<f64>,
+    /// With return_logprob: log-probability, token id, and text or null.
+    output_token_logprobs: Option<Vec<Vec<Option<TripleValue>>>>,
+    output_token_logprobs_length: Option<u64>,
+    /// From logprob_start_len on; the first has none.
+    input_token_logprobs: Option<Vec<Vec<Option<TripleValue>>>>,
+    /// With top_logprobs_num.
+    output_top_logprobs: Option<Vec<Vec<Vec<Option<TripleValue>>>>>,
+    /// With top_logprobs_num; the first is null.
+    input_top_logprobs: Option<Vec<Option<Vec<Vec<Option<TripleValue>>>>>>,
+    /// With include_kv_usage.
+    kv: Option<KvUsage>,
+}
+
+#[derive(ToSchema)]
+#[serde(untagged)]
+enum TripleValue {
+    Number(f64),
+    Text(String),
+}
