@@ -11,7 +11,7 @@ use crate::api::openai::chat::ChatBody;
 use crate::api::openai::{chat, completion, embeddings, tokenize};
 use crate::api::request::ApiRequest;
 use crate::api::responses::request::ResponsesRequest;
-use crate::api::{anthropic, ollama, sglang};
+use crate::api::{anthropic, cohere, ollama, sglang};
 use crate::backend::DType;
 use crate::bench::client::read_streamed;
 use crate::budget::Budget;
@@ -230,6 +230,8 @@ fn request_body(data: &[u8]) {
     let _ = read(data, bounds).map(|body| ollama::chat::parse(body, model).map(drop));
     let _ = read(data, bounds).map(|body| ollama::generate::parse(body, model).map(drop));
     let _ = read(data, bounds).map(|body| sglang::generate::parse(body, model).map(drop));
+    let _ = read(data, bounds).map(|body| cohere::chat::parse(body, model).map(drop));
+    let _ = read(data, bounds).map(|body| cohere::embed::parse(body, model).map(drop));
     let _ = read(data, bounds).map(|body| embeddings::parse(body, model).map(drop));
     let _ = read(data, bounds).map(|body| tokenize::tokenize(body, model, &budget()).map(drop));
     let _ = read(data, bounds).map(|body| tokenize::detokenize(body, model, &budget()).map(drop));

@@ -11,6 +11,7 @@ pub mod anthropic;
 pub mod body;
 pub mod chat;
 pub mod checks;
+pub mod cohere;
 pub mod dates;
 pub mod delta;
 pub mod embedding;

@@ -33,6 +33,7 @@ impl FieldNames {
     pub const EMBEDDING: Self = Self { prompt: "input", ..Self::COMPLETION };
     pub const RESPONSE: Self = Self { prompt: "input", max_tokens: "max_output_tokens", ..Self::COMPLETION };
     pub const MESSAGE: Self = Self { stop: "stop_sequences", ..Self::CHAT };
+    pub const COHERE_EMBED: Self = Self { prompt: "texts", ..Self::COMPLETION };
     pub const OLLAMA_GENERATE: Self = Self {
         max_tokens: "options.num_predict",
         stop: "options.stop",

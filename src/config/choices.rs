@@ -15,6 +15,7 @@ choice!(
         LlamaCpp = "llama.cpp",
         Sglang = "sglang",
         Ollama = "ollama",
+        Cohere = "cohere",
     }
 );
 

@@ -2,6 +2,7 @@
 //! be left out with `server.surfaces`.
 
 pub mod anthropic;
+pub mod cohere;
 pub mod llama_cpp;
 pub mod ollama;
 pub mod openai;
@@ -31,7 +32,7 @@ pub struct SpokenFormat {
 }
 
 /// Every surface, in the order of the API's description.
-pub static SURFACES: [ApiSurface; 5] = [
+pub static SURFACES: [ApiSurface; 7] = [
     ApiSurface { surface: Surface::OpenAi, paths: &openai::PATHS, format: None },
     ApiSurface {
         surface: Surface::Anthropic,
@@ -49,5 +50,10 @@ pub static SURFACES: [ApiSurface; 5] = [
         surface: Surface::Ollama,
         paths: &ollama::PATHS,
         format: Some(SpokenFormat { is_spoken: ollama::is_spoken, format: &ollama::FORMAT }),
+    },
+    ApiSurface {
+        surface: Surface::Cohere,
+        paths: &cohere::PATHS,
+        format: Some(SpokenFormat { is_spoken: cohere::is_spoken, format: &cohere::FORMAT }),
     },
 ];

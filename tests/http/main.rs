@@ -4,6 +4,7 @@ mod admin;
 mod answers;
 mod anthropic;
 mod bodies;
+mod cohere;
 mod console;
 mod embeddings;
 mod fake_engine;

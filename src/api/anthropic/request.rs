@@ -213,7 +213,7 @@ fn chat(body: MessagesBody, problems: &FieldProblems, model: &ModelInfo) -> Resu
         tools,
         max_tokens: fields.max_tokens.map(|given| max_tokens(names.max_tokens, given, 1)).transpose()?,
         logprobs: None,
-        grammar: structured.check_with(format, &sampling, model)?,
+        grammar: structured.check_with(format, &sampling)?,
         echo: false,
         include_reasoning: true,
         sampling,

@@ -9,6 +9,7 @@ use crate::prompt::Prompt;
 use crate::request::{AnswerOptions, ApiRequest, FieldNames, PromptRequest, StreamOptions};
 use pagetide_base::error::ApiError;
 use pagetide_base::sampling::params::{MAX_REPETITION_PENALTY, MAX_TEMPERATURE, SamplingParams, TokenMask};
+use pagetide_text::grammar::{GrammarRequest, GrammarSpec, close_objects};
 use pagetide_text::output::OutputOptions;
 use pagetide_text::truncation::{Side, Truncation};
 use serde_json::{Map, Value};
@@ -303,11 +304,16 @@ impl SamplingFields {
     pub fn into_request(
         mut self,
         prompts: Vec<Prompt>,
-        each: PromptRequest,
+        mut each: PromptRequest,
         answer: AnswerOptions,
         memory: &MemoryFields,
         model: &ModelInfo,
     ) -> Result<ApiRequest, ApiError> {
+        if let Some(GrammarRequest { spec: GrammarSpec::JsonSchema(schema), .. }) = &mut each.grammar
+            && model.server.get().closes_objects()
+        {
+            close_objects(schema);
+        }
         let (n, best_of) = (self.n()?, self.best_of()?);
         let with_usage = memory.include_kv_usage == Some(true) || model.server.get().force_include_usage;
         let stream = self.stream(with_usage)?;

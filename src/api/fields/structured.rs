@@ -5,7 +5,6 @@
 use super::sampling::SamplingFields;
 use crate::body::body_fields;
 use crate::checks::shown;
-use crate::model_info::ModelInfo;
 use pagetide_base::error::ApiError;
 use pagetide_text::grammar::{GrammarRequest, GrammarSpec, Whitespace, check_regex, close_objects};
 use serde_json::Value;
@@ -114,8 +113,8 @@ enum SchemaOrText {
 
 impl StructuredFields {
     /// What the body demands of the output's text.
-    pub fn check(&self, sampling: &SamplingFields, model: &ModelInfo) -> Result<Option<GrammarRequest>, ApiError> {
-        self.check_with(response_format(self.response_format.as_ref())?, sampling, model)
+    pub fn check(&self, sampling: &SamplingFields) -> Result<Option<GrammarRequest>, ApiError> {
+        self.check_with(response_format(self.response_format.as_ref())?, sampling)
     }
 
     /// The same, with the answer's `format` as another API says it.
@@ -123,11 +122,10 @@ impl StructuredFields {
         &self,
         format: Option<GrammarRequest>,
         sampling: &SamplingFields,
-        model: &ModelInfo,
     ) -> Result<Option<GrammarRequest>, ApiError> {
         let outputs = structured_outputs(self.structured_outputs.as_ref())?;
         let mut given = [format, outputs, self.guided()?, self.of_peers()?].into_iter().flatten();
-        let Some(mut first) = given.next() else { return Ok(None) };
+        let Some(first) = given.next() else { return Ok(None) };
         if let Some(second) = given.next() {
             return Err(exclusive(&second.param, &first.param));
         }
@@ -136,11 +134,6 @@ impl StructuredFields {
         }
         if sampling.allowed_token_ids.is_some() {
             return Err(exclusive("allowed_token_ids", &first.param));
-        }
-        if let GrammarSpec::JsonSchema(schema) = &mut first.spec
-            && model.server.get().closes_objects()
-        {
-            close_objects(schema);
         }
         Ok(Some(first))
     }

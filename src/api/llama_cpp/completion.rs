@@ -207,7 +207,7 @@ impl GenerationBody {
         params.logprobs = answer.logprobs;
         params.max_tokens = asked.map_or(0, |asked| asked.max(1));
         check_min_tokens(&params, &names)?;
-        let grammar = structured.check(&sampling, model)?;
+        let grammar = structured.check(&sampling)?;
         let stop = answer.text.stop.clone();
         let (ignore_eos, stream) = (sampling.ignore_eos, sampling.stream);
         let each = PromptRequest { names, grammar, shortens_output: true, ..PromptRequest::without_prompt(params) };

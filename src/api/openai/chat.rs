@@ -245,7 +245,7 @@ fn request(
         tools,
         max_tokens,
         logprobs: own.logprobs.then(|| top_logprobs.unwrap_or(0)).or(num_probs),
-        grammar: structured.check(&sampling, model)?,
+        grammar: structured.check(&sampling)?,
         echo: own.echo,
         include_reasoning: own.include_reasoning.unwrap_or(true),
         sampling,

@@ -143,7 +143,7 @@ pub fn parse(
         // The echoed tokens have log-probabilities as the generated ones do.
         params.prompt_logprobs = answer.prompt_logprobs.max(answer.logprobs);
     }
-    let grammar = structured.check(&sampling, model)?;
+    let grammar = structured.check(&sampling)?;
     let each = PromptRequest { names, grammar, ..PromptRequest::without_prompt(params) };
     let mut request = request_id.name(sampling.into_request(prompts, each, answer, &memory, model)?)?;
     llama_cpp.apply(&mut request)?;

@@ -292,7 +292,7 @@ impl ResponsesRequest {
             tools,
             max_tokens: fields.max_output_tokens.map(|given| max_tokens(names.max_tokens, given, 1)).transpose()?,
             logprobs,
-            grammar: structured.check_with(format, &sampling, model)?,
+            grammar: structured.check_with(format, &sampling)?,
             echo: false,
             include_reasoning: true,
             sampling,

@@ -205,7 +205,7 @@ fn params(
         params.max_tokens = max_tokens("max_tokens", given, 1)?;
     }
     check_min_tokens(&params, &names)?;
-    let grammar = structured.check(&sampling, model)?;
+    let grammar = structured.check(&sampling)?;
     Ok((PromptRequest { names, grammar, ..PromptRequest::without_prompt(params) }, answer, sampling))
 }
 

@@ -76,6 +76,7 @@ fn read<B: BodyFields>(path: &str, refused: &[&[RefusedField]]) -> (Vec<&'static
 #[test]
 fn every_field_that_is_read_is_described() {
     use pagetide_api::anthropic::request::{CountedBody, MessagesBody, UnsupportedInMessages};
+    use pagetide_api::cohere::{self, embed::UnsupportedInEmbed};
     use pagetide_api::fields::unsupported::UnsupportedFields;
     use pagetide_api::llama_cpp;
     use pagetide_api::ollama::{self, fields::UnsupportedInOllama};
@@ -120,6 +121,8 @@ fn every_field_that_is_read_is_described() {
         ("/api/embeddings", read::<ollama::embed::OllamaEmbeddingsBody>("/api/embeddings", ollamas)),
         ("/api/show", read::<ollama::models::OllamaShowBody>("/api/show", ollamas)),
         ("/generate", read::<sglang::generate::GenerateBody>("/generate", &[UnsupportedInGenerate::FIELDS])),
+        ("/v2/chat", read::<cohere::chat::CohereChatBody>("/v2/chat", &[])),
+        ("/v2/embed", read::<cohere::embed::CohereEmbedBody>("/v2/embed", &[UnsupportedInEmbed::FIELDS])),
     ] {
         assert_eq!(read, described, "{path}");
     }
