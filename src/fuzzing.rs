@@ -6,6 +6,8 @@
 
 use crate::api::body::{Bounds, read};
 use crate::api::live_server::LiveServer;
+use crate::api::llama_cpp::completion::NativeRequest;
+use crate::api::llama_cpp::{self, infill};
 use crate::api::model_info::ModelInfo;
 use crate::api::openai::chat::ChatBody;
 use crate::api::openai::{chat, completion, embeddings, tokenize};
@@ -235,6 +237,12 @@ fn request_body(data: &[u8]) {
     let _ = read(data, bounds).map(|body| embeddings::parse(body, model).map(drop));
     let _ = read(data, bounds).map(|body| tokenize::tokenize(body, model, &budget()).map(drop));
     let _ = read(data, bounds).map(|body| tokenize::detokenize(body, model, &budget()).map(drop));
+    let encode_native = |native: NativeRequest| encode(native.request);
+    let _ = read(data, bounds).map(|body| llama_cpp::completion::parse(body, model).map(encode_native));
+    let _ = read(data, bounds).map(|body| infill::parse(body, model).map(encode_native));
+    let _ =
+        read(data, bounds).map(|body| llama_cpp::embedding::parse(body, model).map(|native| encode(native.request)));
+    let _ = read(data, bounds).map(|body| llama_cpp::template::apply(body, model, &budget()).map(drop));
 }
 
 /// A configuration file.

@@ -405,6 +405,7 @@ async fn the_server_tells_its_properties_and_slots() {
     assert!(props["chat_template"].as_str().unwrap().contains("for m in messages"));
     let defaults = &props["default_generation_settings"];
     assert_eq!((&defaults["n_ctx"], &defaults["params"]["top_k"]), (&json!(MAX_MODEL_LEN), &json!(40)));
+    assert_eq!(defaults["params"]["seed"], u32::MAX);
     assert_eq!(slots[0], json!({"id": 0, "n_ctx": MAX_MODEL_LEN, "speculative": false, "is_processing": false}));
     assert_eq!(server.get("/slots?fail_on_no_slot=1").await.status(), 200);
     let adapters: Value = server.get("/lora-adapters").await.json().await.unwrap();

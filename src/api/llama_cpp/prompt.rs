@@ -114,6 +114,7 @@ mod tests {
 
     body_fields! {
         struct PromptAlone {
+            #[schema(value_type = NativePromptForms)]
             prompt: IdsField,
         }
     }

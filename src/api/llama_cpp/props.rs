@@ -11,10 +11,13 @@ use serde_json::{Value, json};
 pub fn props(model: &ModelInfo, num_slots: usize) -> Result<Value, ApiError> {
     let special = model.tokenizer.special_tokens();
     let text = |token: &Option<SpecialToken>| token.as_ref().map(|token| token.text.clone()).unwrap_or_default();
+    let mut params = settings::sampling(&default_params(model)?);
+    // llama.cpp's word for a random one.
+    params["seed"] = u32::MAX.into();
     let template = model.chat_template.as_ref().map(|template| template.source().to_owned()).unwrap_or_default();
     Ok(json!({
         "default_generation_settings": {
-            "params": settings::sampling(&default_params(model)?),
+            "params": params,
             "n_ctx": model.max_model_len,
         },
         "total_slots": num_slots,

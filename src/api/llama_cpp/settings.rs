@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 /// The order in which samplers work here, in llama.cpp's words.
 const SAMPLERS: [&str; 5] = ["penalties", "temperature", "min_p", "top_k", "top_p"];
 
-/// The parameters of sampling. A device has no settings of its own, so `/props` says the same of its defaults.
+/// The parameters of sampling, and the others as they are where a request says nothing.
 pub fn sampling(params: &SamplingParams) -> Value {
     json!({
         "seed": params.seed,
