@@ -260,9 +260,9 @@ fn fill_in(sampling: &mut SamplingFields, model: &ModelInfo) {
     // -1, and the same number in 32 bits, is llama.cpp's word for a random seed.
     sampling.seed = sampling.seed.filter(|seed| *seed != -1 && *seed != i64::from(u32::MAX));
     if let Some(Value::Array(stop)) = &mut sampling.stop {
-        stop.retain(|text| *text != Value::from(""));
+        stop.retain(|text| text.as_str() != Some(""));
     }
-    if sampling.stop == Some("".into()) {
+    if sampling.stop.as_ref().and_then(Value::as_str) == Some("") {
         sampling.stop = None;
     }
 }

@@ -147,7 +147,7 @@ struct NativeErrorDetails {
 #[derive(ToSchema)]
 #[serde(untagged)]
 enum NativeAnswerForms {
-    One(NativeCompletion),
+    One(Box<NativeCompletion>),
     Several(Vec<NativeCompletion>),
 }
 
@@ -190,8 +190,8 @@ struct NativeCompletion {
 #[derive(ToSchema)]
 #[serde(untagged)]
 enum NativeEvent {
-    Part(NativePart),
-    Last(NativeCompletion),
+    Part(Box<NativePart>),
+    Last(Box<NativeCompletion>),
 }
 
 /// A part of a streamed completion.

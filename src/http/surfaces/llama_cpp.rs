@@ -122,7 +122,7 @@ async fn list_slots(
 
 /// A sequence that holds blocks.
 fn busy_slot(Watched { view, .. }: &Watched) -> Option<BusySlot> {
-    (view.phase != SeqPhase::Waiting).then(|| BusySlot {
+    (view.phase != SeqPhase::Waiting).then_some(BusySlot {
         request: view.rank.request.0,
         num_prompt: view.num_prompt,
         cached_tokens: view.cached_tokens,
