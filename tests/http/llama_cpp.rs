@@ -194,6 +194,30 @@ async fn only_the_fields_that_are_asked_for_come() {
 }
 
 #[actix_web::test]
+async fn the_settings_of_an_answer_are_those_of_its_samplers() {
+    let server = TestServer::saying("x");
+    let given = json!({
+        "typical_p": 0.5, "top_n_sigma": 1.5, "xtc_probability": 0.5, "xtc_threshold": 0.25, "dynatemp_range": 0.5,
+        "dynatemp_exponent": 2.0, "dry_multiplier": 0.5, "dry_base": 1.5, "dry_allowed_length": 3, "min_keep": 2,
+        "dry_penalty_last_n": 7, "repeat_penalty": 1.5, "repeat_last_n": 5, "presence_penalty": 0.5,
+    });
+    let answer = server.ok(PATH, &hello(given.clone())).await;
+    for (name, value) in given.as_object().unwrap() {
+        assert_eq!(answer["generation_settings"][name], *value, "{name}");
+    }
+    let mirostat = json!({"mirostat": 2, "mirostat_tau": 4.0, "mirostat_eta": 0.5});
+    let answer = server.ok(PATH, &hello(mirostat.clone())).await;
+    for (name, value) in mirostat.as_object().unwrap() {
+        assert_eq!(answer["generation_settings"][name], *value, "{name}");
+    }
+    let settings = &server.ok(PATH, &hello(json!({}))).await["generation_settings"];
+    for (name, value) in [("mirostat", json!(0)), ("typical_p", json!(1.0)), ("top_n_sigma", json!(-1.0))] {
+        assert_eq!(settings[name], value, "{name}");
+    }
+    assert_eq!(settings["samplers"][0], "penalties");
+}
+
+#[actix_web::test]
 async fn biases_come_in_every_form_and_ignored_end_tokens_do_not_come() {
     let server = TestServer::saying("x");
     for (bias, expected) in [

@@ -19,7 +19,7 @@ const MAX_BREAKER_BYTES: usize = 40;
 const MAX_XTC_THRESHOLD: f32 = 0.5;
 
 /// The names of `samplers` in the order in which they work here, with llama.cpp's letters.
-const ORDER: [(&str, char); 9] = [
+pub const ORDER: [(&str, char); 9] = [
     ("penalties", 'e'),
     ("dry", 'd'),
     ("top_n_sigma", 's'),

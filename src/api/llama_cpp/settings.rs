@@ -2,23 +2,47 @@
 
 use super::answer::NativeAnswer;
 use super::logit_bias::BAN;
+use crate::fields::samplers;
+use pagetide_base::sampling::extra::{ExtraSamplers, Mirostat, MirostatVersion};
 use pagetide_base::sampling::params::SamplingParams;
 use serde_json::{Value, json};
 
-/// The order in which samplers work here, in llama.cpp's words.
-const SAMPLERS: [&str; 5] = ["penalties", "temperature", "min_p", "top_k", "top_p"];
-
 /// The parameters of sampling, and the others as they are where a request says nothing.
 pub fn sampling(params: &SamplingParams) -> Value {
+    let off = ExtraSamplers::default();
+    let extra = params.extra.as_deref().unwrap_or(&off);
+    let (dry, xtc, mirostat) = (extra.dry.as_ref(), extra.xtc.as_ref(), extra.mirostat.as_ref());
+    let dynamic = extra.dynamic_temperature.as_ref();
+    // -1: all tokens.
+    let last_n = |tokens: Option<u32>| tokens.map_or(-1, i64::from);
+    let version = |mirostat: &Mirostat| match mirostat.version {
+        MirostatVersion::One => 1,
+        MirostatVersion::Two => 2,
+    };
+    let samplers: Vec<&str> = samplers::ORDER.iter().map(|(name, _)| *name).collect();
     json!({
         "seed": params.seed,
         "temperature": params.temperature,
+        "dynatemp_range": dynamic.map_or(0.0, |dynamic| dynamic.range),
+        "dynatemp_exponent": dynamic.map_or(1.0, |dynamic| dynamic.exponent),
         "top_k": params.top_k,
         "top_p": params.top_p,
         "min_p": params.min_p,
+        "top_n_sigma": if extra.top_n_sigma > 0.0 { extra.top_n_sigma } else { -1.0 },
+        "xtc_probability": xtc.map_or(0.0, |xtc| xtc.probability),
+        "xtc_threshold": xtc.map_or(0.1, |xtc| xtc.threshold),
+        "typical_p": extra.typical_p,
+        "repeat_last_n": last_n(params.repeat_last_n),
         "repeat_penalty": params.repetition_penalty,
         "presence_penalty": params.presence_penalty,
         "frequency_penalty": params.frequency_penalty,
+        "dry_multiplier": dry.map_or(0.0, |dry| dry.multiplier),
+        "dry_base": dry.map_or(1.75, |dry| dry.base),
+        "dry_allowed_length": dry.map_or(2, |dry| dry.allowed_length),
+        "dry_penalty_last_n": last_n(dry.and_then(|dry| dry.last_n)),
+        "mirostat": mirostat.map_or(0, version),
+        "mirostat_tau": mirostat.map_or(5.0, |mirostat| mirostat.tau),
+        "mirostat_eta": mirostat.map_or(0.1, |mirostat| mirostat.eta),
         "adaptive_target": -1.0,
         "adaptive_decay": 0.0,
         "max_tokens": -1,
@@ -28,7 +52,8 @@ pub fn sampling(params: &SamplingParams) -> Value {
         "ignore_eos": false,
         "stream": false,
         "n_probs": 0,
-        "samplers": SAMPLERS,
+        "min_keep": extra.min_keep,
+        "samplers": samplers,
         "timings_per_token": false,
         "post_sampling_probs": false,
         "backend_sampling": false,
