@@ -2,6 +2,9 @@
 
 use pagetide_api::anthropic::request::MessagesBody;
 use pagetide_api::body::BodyFields;
+use pagetide_api::llama_cpp::completion::NativeCompletionBody;
+use pagetide_api::llama_cpp::embedding::NativeEmbeddingBody;
+use pagetide_api::llama_cpp::infill::InfillBody;
 use pagetide_api::openai::{chat, completion, embeddings, tokenize};
 use pagetide_api::responses::request::ResponsesBody;
 use pagetide_api::vllm::{generate, rerank, score};
@@ -37,6 +40,11 @@ fn served() -> Vec<(&'static str, Vec<&'static str>)> {
         ("/v1/rerank", names::<rerank::RerankBody>()),
         ("/v2/rerank", names::<rerank::RerankBody>()),
         ("/reranking", names::<rerank::RerankBody>()),
+        ("/completion", names::<NativeCompletionBody>()),
+        ("/infill", names::<InfillBody>()),
+        ("/embedding", names::<NativeEmbeddingBody>()),
+        ("/apply-template", names::<chat::ChatBody>()),
+        ("/v1/chat/completions/input_tokens", names::<chat::ChatBody>()),
         ("/tokenize", names::<tokenize::TokenizeBody>()),
         ("/detokenize", names::<tokenize::DetokenizeBody>()),
     ]
