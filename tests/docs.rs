@@ -1,8 +1,8 @@
 //! Checks that `config/pagetide.toml` and the pages that list settings, metrics and the API agree with the code.
 //! `UPDATE_DOCS=1 cargo test --test docs` writes them again.
 
-use pagetide::api::body::refused::RefusedTable;
-use pagetide::api::openai::unsupported::UnsupportedFields;
+use pagetide::api::body::refused::{Off, RefusedField, RefusedTable};
+use pagetide::api::fields::unsupported::UnsupportedFields;
 use pagetide::config::layers::{Sources, resolve};
 use pagetide::config::live::is_live;
 use pagetide::config::reference::{common_file, reference_file};
@@ -188,8 +188,13 @@ fn the_api_page_lists_every_endpoint_and_parameter() {
         let paths: Vec<String> = paths.iter().map(|path| format!("`{path}`")).collect();
         writeln!(page, "| `{name}` | {} | {columns} |", paths.join("<br>")).unwrap();
     }
-    let refused: Vec<String> = UnsupportedFields::FIELDS.iter().map(|(name, _)| format!("`{name}`")).collect();
-    writeln!(page, "\nRefused where they ask for something: {}.\n", refused.join(", ")).unwrap();
+    let (hints, refused): (Vec<&RefusedField>, Vec<&RefusedField>) =
+        UnsupportedFields::FIELDS.iter().partition(|field| matches!(field.off, Off::Any));
+    let names = |fields: Vec<&RefusedField>| {
+        fields.iter().map(|field| format!("`{}`", field.name)).collect::<Vec<_>>().join(", ")
+    };
+    writeln!(page, "\nRefused where they ask for something: {}.\n", names(refused)).unwrap();
+    writeln!(page, "Hints of other servers, which change no answer and have no effect: {}.\n", names(hints)).unwrap();
     check("docs/api.md", Some(("<!-- endpoints -->", "<!-- end of endpoints -->")), &page);
 }
 

@@ -91,7 +91,11 @@ pub fn matched_path(pattern: Option<&str>) -> MatchedPath {
 /// Adds the paths of these surfaces and of the server.
 pub fn configure(config: &mut ServiceConfig, surfaces: &[Surface]) {
     let tables = enabled(surfaces).map(|surface| surface.paths).chain([&SERVER_PATHS as &[ApiPath]]);
-    for methods in tables.flat_map(|paths| paths.chunk_by(|one, other| one.pattern == other.pattern)) {
+    let paths = tables.flat_map(|paths| paths.chunk_by(|one, other| one.pattern == other.pattern));
+    let mut paths: Vec<&[ApiPath]> = paths.collect();
+    // The first that matches is taken: /v1/responses/render goes before /v1/responses/{id}.
+    paths.sort_by_key(|methods| methods[0].pattern.contains('{'));
+    for methods in paths {
         let pattern = methods[0].pattern;
         for pattern in [Some(pattern), openai::without_prefix(pattern)].into_iter().flatten() {
             config.service(resource(pattern, methods));

@@ -1,6 +1,6 @@
 //! Whole answers: text, finish reasons, log-probabilities, counts.
 
-use crate::fake_engine::{A_AND_HALF, CACHED_TOKENS, HALF_AND_B, MAX_REQUESTS, MODEL, TestServer};
+use crate::fake_engine::{A_AND_HALF, CACHED_TOKENS, EOS, HALF_AND_B, MAX_REQUESTS, MODEL, TestServer};
 use pagetide::config::{Config, ServerConfig};
 use pagetide::error::ApiError;
 use pagetide::sampling::params::FinishReason;
@@ -30,17 +30,24 @@ async fn a_chat_has_openais_shape() {
             "id": null, "object": "chat.completion", "created": null, "model": MODEL, "system_fingerprint": null,
             "choices": [{
                 "index": 0,
-                "message": {"role": "assistant", "content": "hello", "refusal": null},
+                "message": {
+                    "role": "assistant", "content": "hello", "refusal": null, "reasoning_content": null, "reasoning": null,
+                },
                 "logprobs": null,
                 "finish_reason": "stop",
                 "stop_reason": null,
+                "matched_stop": EOS,
+                "token_ids": null,
             }],
             // The end token counts.
             "usage": {
                 "prompt_tokens": prompt_tokens, "completion_tokens": 6, "total_tokens": prompt_tokens + 6,
                 "prompt_tokens_details": {"cached_tokens": CACHED_TOKENS},
                 "completion_tokens_details": {"reasoning_tokens": 0},
+                "reasoning_tokens": 0,
             },
+            "prompt_logprobs": null,
+            "prompt_token_ids": null,
         })
     );
     let other = server.ok(CHAT, &chat(json!({}))).await;

@@ -1,6 +1,6 @@
 //! Anthropic's Messages: what becomes of the body, whole answers, events, errors in its format.
 
-use crate::fake_engine::{CACHED_TOKENS, EOS, MAX_MODEL_LEN, MODEL, TestServer, named_events_of};
+use crate::fake_engine::{ALIAS, CACHED_TOKENS, EOS, MAX_MODEL_LEN, MODEL, TestServer, named_events_of};
 use pagetide::api::event::Event;
 use pagetide::config::ServerConfig;
 use pagetide::error::ApiError;
@@ -266,14 +266,17 @@ async fn models_are_listed_in_anthropics_shape_where_its_version_is_given() {
     let get = |path: &str| {
         server.client.get(format!("{}{path}", server.url)).header("anthropic-version", "2023-06-01").send()
     };
-    let card = json!({
-        "type": "model", "id": MODEL, "display_name": MODEL, "created_at": "2023-11-14T22:13:20Z",
-        "lifecycle": "active", "max_input_tokens": MAX_MODEL_LEN, "max_tokens": MAX_MODEL_LEN,
-    });
+    let card = |name: &str| {
+        json!({
+            "type": "model", "id": name, "display_name": name, "created_at": "2023-11-14T22:13:20Z",
+            "lifecycle": "active", "max_input_tokens": MAX_MODEL_LEN, "max_tokens": MAX_MODEL_LEN,
+        })
+    };
     let list: Value = get("/v1/models").await.unwrap().json().await.unwrap();
-    assert_eq!(list, json!({"data": [card], "has_more": false, "first_id": MODEL, "last_id": MODEL}));
+    let cards = [card(MODEL), card(ALIAS)];
+    assert_eq!(list, json!({"data": cards, "has_more": false, "first_id": MODEL, "last_id": ALIAS}));
     let one: Value = get(&format!("/v1/models/{MODEL}")).await.unwrap().json().await.unwrap();
-    assert_eq!(one, card);
+    assert_eq!(one, card(MODEL));
 }
 
 const THOUGHT_AND_CALLS: &str = "<think>\nHm.\n</think>\n\nI look.\n\

@@ -51,7 +51,7 @@ async fn wrong_values_are_refused_by_name() {
         (json!({"input": "a", "dimensions": 2}), "dimensions", "[3, 3]"),
         (json!({"input": "a", "encoding_format": "hex"}), "encoding_format", "float, base64"),
         (json!({"input": "a", "pooling": "max"}), "pooling", "last, mean"),
-        (json!({"input": "a", "normalize": 1}), "normalize", "a boolean"),
+        (json!({"input": "a", "normalize": 2}), "normalize", "a boolean"),
         (json!({"input": "a", "truncate_prompt_tokens": 0}), "truncate_prompt_tokens", "[1, 100]"),
         (json!({"input": "a", "user": 1}), "user", "a string"),
     ] {

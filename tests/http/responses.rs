@@ -208,7 +208,7 @@ async fn errors_name_the_clients_field() {
         (json!({"input": 5}), "input"),
         (json!({"input": message(json!([{"type": "input_image", "image_url": "x"}]))}), "input[0].content[0].type"),
         (json!({"input": "hi", "max_output_tokens": 0}), "max_output_tokens"),
-        (json!({"input": "hi", "max_output_tokens": "3"}), "max_output_tokens"),
+        (json!({"input": "hi", "max_output_tokens": "three"}), "max_output_tokens"),
         (json!({"input": "hi", "temperature": -1}), "temperature"),
         (json!({"input": "hi", "top_logprobs": 21}), "top_logprobs"),
         (json!({"input": "hi", "include": ["everything"]}), "include[0]"),

@@ -165,13 +165,15 @@ async fn a_body_that_is_no_json_object_is_400() {
 #[actix_web::test]
 async fn models_are_listed() {
     let server = TestServer::saying("x");
-    let card = json!({"id": MODEL, "object": "model", "created": 1_700_000_000, "owned_by": "pagetide",
-                      "max_model_len": MAX_MODEL_LEN});
+    let card = |name: &str| {
+        json!({"id": name, "object": "model", "created": 1_700_000_000, "owned_by": "pagetide", "root": MODEL,
+               "parent": null, "max_model_len": MAX_MODEL_LEN})
+    };
     let list: Value = server.get("/v1/models").await.json().await.unwrap();
-    assert_eq!(list, json!({"object": "list", "data": [card]}));
+    assert_eq!(list, json!({"object": "list", "data": [card(MODEL), card(ALIAS)]}));
     for path in ["/v1/models/fake/model", "/v1/models/fake%2Fmodel"] {
         let model: Value = server.get(path).await.json().await.unwrap();
-        assert_eq!(model, card, "{path}");
+        assert_eq!(model, card(MODEL), "{path}");
     }
     let response = server.get("/v1/models/other").await;
     assert_eq!(response.status(), 404);

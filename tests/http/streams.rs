@@ -111,7 +111,7 @@ async fn usage_comes_last_or_with_every_chunk() {
     let usage = |completion_tokens: u64| {
         json!({"prompt_tokens": 2, "completion_tokens": completion_tokens, "total_tokens": completion_tokens + 2,
                "prompt_tokens_details": {"cached_tokens": CACHED_TOKENS},
-               "completion_tokens_details": {"reasoning_tokens": 0}})
+               "completion_tokens_details": {"reasoning_tokens": 0}, "reasoning_tokens": 0})
     };
     let body = json!({"prompt": "h", "stream_options": {"include_usage": true}});
     let chunks = server.stream(COMPLETION, &body).await;

@@ -3,10 +3,10 @@
 use crate::delta::{Delta, Finish, Position, StopReason};
 use crate::events::{WriteEvents, write_named_event};
 use crate::fold::AnswerFold;
+use crate::id::random_hex;
 use crate::items::{AnswerItem, AnswerItems, ItemChange};
 use crate::model_info::ModelInfo;
 use crate::openai::logprobs::json_logprob;
-use crate::openai::response::random_hex;
 use crate::usage::Usage;
 use pagetide_base::error::ApiError;
 use pagetide_text::tokenizer::Tokenizer;

@@ -7,7 +7,7 @@ use crate::events::WriteEvents;
 use crate::fold::AnswerFold;
 use crate::items::{AnswerItem, AnswerItems, ItemChange};
 use crate::model_info::ModelInfo;
-use crate::openai::logprobs::chat_position;
+use crate::openai::logprobs::{TokenNames, chat_position};
 use pagetide_base::error::ApiError;
 use pagetide_base::ids::TokenId;
 use pagetide_text::tokenizer::Tokenizer;
@@ -197,8 +197,9 @@ impl OllamaAnswer {
             answer.append(&mut said);
         }
         answer.insert("done".into(), done.into());
+        let names = TokenNames { tokenizer: &self.tokenizer, as_ids: false };
         let known = positions.iter().filter_map(|at| at.logprobs.as_ref());
-        let logprobs: Vec<Value> = known.map(|at| json!(chat_position(&self.tokenizer, at, u32::MAX))).collect();
+        let logprobs: Vec<Value> = known.map(|at| json!(chat_position(names, at, u32::MAX))).collect();
         if !logprobs.is_empty() {
             answer.insert("logprobs".into(), logprobs.into());
         }

@@ -258,7 +258,7 @@ mod tests {
     fn parameters_are_those_of_an_object() {
         let parameters = |given: Value| {
             let tool = json!({"type": "function", "function": {"name": "f", "parameters": given}});
-            function("tools[0]", &tool).unwrap().parameters().clone()
+            CallableFunction::of_tool("tools[0]", &tool).unwrap().parameters().clone()
         };
         let none = json!({"type": "object", "properties": {}, "additionalProperties": false});
         assert_eq!(parameters(json!(null)), none);

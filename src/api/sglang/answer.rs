@@ -3,10 +3,10 @@
 use crate::delta::{Delta, Finish, StopReason};
 use crate::events::{WriteEvents, write_event};
 use crate::fold::AnswerFold;
+use crate::id::random_hex;
 use crate::model_info::ModelInfo;
 use crate::openai::error::ErrorAnswer;
 use crate::openai::logprobs::json_logprob;
-use crate::openai::response::random_hex;
 use pagetide_base::error::ApiError;
 use pagetide_base::sampling::params::TokenLogprob;
 use pagetide_text::tokenizer::Tokenizer;

@@ -189,7 +189,7 @@ mod tests {
     fn every_parameter_that_is_read_is_described() {
         let mut read = Vec::new();
         SglangParams::add_names(&mut read);
-        read.retain(|name| UnsupportedParams::FIELDS.iter().all(|(refused, _)| refused != name));
+        read.retain(|name| UnsupportedParams::FIELDS.iter().all(|refused| refused.name != *name));
         read.sort_unstable();
         let schema = serde_json::to_value(DescribedParams::schema()).unwrap();
         let mut described: Vec<&String> = schema["properties"].as_object().unwrap().keys().collect();
