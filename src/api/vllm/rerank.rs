@@ -26,7 +26,7 @@ body_fields! {
         /// A text.
         query: Option<String>,
         /// Texts, or objects with a text. Either this or texts.
-        #[schema(value_type = Option<Vec<DocumentForms>>, min_items = 1)]
+        #[schema(value_type = Option<Vec<RerankDocumentForms>>, min_items = 1)]
         documents: Option<Vec<Value>>,
         /// As text-embeddings-inference has it: texts, and the answer is an array of indices and scores.
         #[schema(value_type = Option<Vec<String>>, min_items = 1)]
@@ -46,7 +46,7 @@ body_fields! {
 #[derive(ToSchema)]
 #[serde(untagged)]
 #[allow(dead_code, reason = "only described")]
-enum DocumentForms {
+enum RerankDocumentForms {
     Text(String),
     Document { text: String },
 }
