@@ -104,8 +104,8 @@ impl LiveSettings {
         self.0.engine.fail.send(FailNextStep).await.map_err(|_| stopped())
     }
 
-    /// Drops the prefix caches of both pools. Returns how these are then, the device's first: what requests hold stays.
-    pub async fn flush_caches(&self) -> Result<[PoolStats; 2], ApiError> {
+    /// Drops the prefix caches of both pools. False where requests run or wait: then they are not empty.
+    pub async fn flush_caches(&self) -> Result<bool, ApiError> {
         self.0.engine.flush.send(FlushCaches).await.map_err(|_| stopped())?
     }
 

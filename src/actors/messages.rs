@@ -248,13 +248,13 @@ pub struct Tune(pub Tuning);
 #[rtype(result = "PoolStats")]
 pub struct Resize(pub usize);
 
-/// LiveSettings → scheduler: both pools are to forget what no request holds. The answer is how they are then, the
-/// device's first.
+/// LiveSettings → scheduler: both pools are to forget all prefixes. False where requests run or wait: then some prefixes
+/// may still be there.
 #[derive(Clone, Copy, Debug, actix::Message)]
-#[rtype(result = "Result<[PoolStats; 2], ApiError>")]
+#[rtype(result = "Result<bool, ApiError>")]
 pub struct FlushCaches;
 
-/// scheduler → both pools, between two steps: forget what no request holds.
+/// scheduler → both pools, while no request runs or waits: forget all that is cached.
 #[derive(Clone, Copy, Debug, actix::Message)]
 #[rtype(result = "PoolStats")]
 pub struct DropCached;

@@ -107,12 +107,11 @@ impl ApiError {
         Self::new(403, "permission_error", Some("debug_closed"), message)
     }
 
-    /// 400: requests hold blocks of the prefix cache.
-    pub fn cache_in_use(num_blocks: usize) -> Self {
-        Self::bad_request(format!(
-            "requests that run or wait hold {num_blocks} blocks, which stay in the cache; all others were dropped. Try \
-             again when the requests have ended, or with timeout=SECONDS"
-        ))
+    /// 400: requests use the prefix cache.
+    pub fn cache_in_use() -> Self {
+        let message = "requests run or wait, so the cache was not dropped; try again when they have ended, or with \
+                       timeout=SECONDS";
+        Self::bad_request(message)
     }
 
     /// 503: the engine generated no token in time.

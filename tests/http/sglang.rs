@@ -221,10 +221,10 @@ async fn a_health_check_generates_a_token() {
 #[actix_web::test]
 async fn the_caches_are_flushed() {
     let mut server = TestServer::saying("x");
-    // The fake's first flush finds a block in use.
+    // The fake's first flush finds requests.
     let response = server.get("/flush_cache").await;
     assert_eq!(response.status(), 400);
-    assert!(response.text().await.unwrap().contains("hold 1 blocks"));
+    assert!(response.text().await.unwrap().contains("requests run or wait"));
     let response = server.post("/flush_cache", &json!({})).await;
     assert_eq!(response.status(), 200);
     assert!(response.text().await.unwrap().contains("flushed"));

@@ -101,7 +101,7 @@ impl World {
         let stats = self.engine.tune(&tuning);
         self.discard_retired();
         self.record(|recorder| recorder.tune(&tuning));
-        if self.random.one_in(4) {
+        if !self.engine.scheduler.has_work() {
             self.engine.drop_cached();
             self.record(|recorder| recorder.drop_cached());
         }

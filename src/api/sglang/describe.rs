@@ -46,8 +46,8 @@ pub fn health() -> Operation {
 fn flush(id: &'static str) -> Operation {
     Operation::new(Tag::Server, id, "Drops the prefix caches on the device and in CPU memory")
         .about(
-            "What requests hold stays, and is answered with 400. Where any key is set, this path wants \
-             server.admin_key.",
+            "While requests run or wait, nothing is dropped, and the answer is 400. Where any key is set, this path \
+             wants server.admin_key.",
         )
         .query_parameter("timeout", "Seconds to wait for requests to end.", json!({"type": "number", "minimum": 0}))
         .fails(&[400, 403])

@@ -154,12 +154,11 @@ async fn flush(
     })?;
     let begun = Instant::now();
     loop {
-        let num_used: usize = live_settings.flush_caches().await?.iter().map(|pool| pool.used).sum();
-        if num_used == 0 {
+        if live_settings.flush_caches().await? {
             return Ok(HttpResponse::Ok().content_type("text/plain; charset=utf-8").body(FLUSHED));
         }
         if begun.elapsed() >= timeout {
-            return Err(ApiError::cache_in_use(num_used).into());
+            return Err(ApiError::cache_in_use().into());
         }
         actix_web::rt::time::sleep(FLUSH_AGAIN).await;
     }
