@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Runs the tests of a server that vLLM, llama.cpp and SGLang have, against pagetide, and says what passes.
+#
+#     scripts/peer-suites.sh [vllm|llama.cpp|sglang] [--quick] [--binary PATH] [--report]
+#
+# --quick runs only tests that have to pass, as CI does, and fails if one does not. --report prints the last run again.
+# The tests come from the package index into target/peer-suites; nothing of theirs is kept in the repository.
+# scripts/peer_suites/lists says which tests do not pass, and why. docs/compatibility.md has the results.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+venv=target/peer-suites/venv
+requirements=scripts/peer_suites/requirements.txt
+if ! cmp -s "$requirements" "$venv/requirements.txt"; then
+    rm -rf "$venv"
+    python3 -m venv "$venv"
+    "$venv/bin/pip" install --quiet --disable-pip-version-check --requirement "$requirements"
+    cp "$requirements" "$venv/requirements.txt"
+fi
+exec "$venv/bin/python" scripts/peer_suites/run.py "$@"
