@@ -3,7 +3,8 @@
     id | category | reason
 
 An id is a test function, or what several begin with: a class, a file (`….py`) or a folder (`…/`). The longest id that
-fits counts. Lines that begin with # are comments.
+fits counts. An id with `[part]` at its end stands for the cases of its tests whose parameters contain the part: a
+function is counted without them. Lines that begin with # are comments.
 """
 
 import pathlib
@@ -29,12 +30,24 @@ class Entry:
     line: int
     # How many functions it fits.
     uses: int = 0
+    # How many of them pass.
+    passed: int = 0
 
 
 @dataclass
 class Lists:
     path: pathlib.Path
     entries: dict[str, Entry] = field(default_factory=dict)
+    # Cases: (id, part of the parameters, entry).
+    cases: list[tuple[str, str, Entry]] = field(default_factory=list)
+
+    def leaves_out(self, test: str, parameters: str) -> bool:
+        """Whether the case of a test with these parameters, as in its node id, is left out."""
+        for id, part, entry in self.cases:
+            if (test == id or test.startswith((f"{id}::", f"{id}/"))) and part in parameters:
+                entry.uses += 1
+                return True
+        return False
 
     def find(self, test: str) -> Entry | None:
         """The entry that says most exactly which test it means."""
@@ -59,5 +72,10 @@ def read(suite: str) -> Lists:
             raise ValueError(f"{path}:{number}: want `id | category | reason`; categories are {', '.join(CATEGORIES)}")
         if parts[0] in lists.entries:
             raise ValueError(f"{path}:{number}: {parts[0]} is there twice")
-        lists.entries[parts[0]] = Entry(*parts, number)
+        entry = Entry(*parts, number)
+        if parts[0].endswith("]"):
+            id, _, part = parts[0][:-1].partition("[")
+            lists.cases.append((id, part, entry))
+        else:
+            lists.entries[parts[0]] = entry
     return lists

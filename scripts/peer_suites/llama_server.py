@@ -7,9 +7,19 @@ import pathlib
 import sys
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))
-from peer_suites.program import command, demo_model  # noqa: E402
+from peer_suites.program import TEMPLATE, command, demo_model  # noqa: E402
 
 DEFAULT_CONTEXT = 4096
+# What llama.cpp's names of built-in templates stand for, as far as the tests use them.
+HEADER = "<|start_header_id|>{{ message.role }}<|end_header_id|>\n\n{{ message.content }}<|eot_id|>"
+TEMPLATES = {
+    "chatml": TEMPLATE.read_text(),
+    "llama3": "{% for message in messages %}" + HEADER + "{% endfor %}{% if add_generation_prompt %}"
+    "<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}",
+    "command-r": "{% for message in messages %}<|START_OF_TURN_TOKEN|><|{{ message.role | upper }}_TOKEN|>"
+    "{{ message.content }}<|END_OF_TURN_TOKEN|>{% endfor %}{% if add_generation_prompt %}"
+    "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>{% endif %}",
+}
 
 
 def main():
@@ -26,26 +36,34 @@ def main():
     parser.add_argument("--cors-origins")
     parser.add_argument("--chat-template-file")
     parser.add_argument("--reasoning-format")
-    parser.add_argument("--jinja", action="store_true")
+    parser.add_argument("--chat-template")
+    parser.add_argument("--batch-size", type=int, default=0)
+    parser.add_argument("--metrics", action="store_true")
+    parser.add_argument("--slots", action="store_true")
+    parser.add_argument("--no-ui", action="store_true")
+    parser.add_argument("--temp", type=float)
     flags, _ = parser.parse_known_args()
 
     context = flags.ctx_size or DEFAULT_CONTEXT
     # llama-server divides the context between its slots.
     if not flags.kv_unified:
         context //= flags.parallel
-    template = None
+    template = TEMPLATES.get(flags.chat_template, flags.chat_template)
     if flags.chat_template_file:
         template = pathlib.Path(flags.chat_template_file).read_text()
     options = {
         "server.host": flags.host.split(",")[0],
         "server.accept_any_model": True,
         "model.max_model_len": context,
-        "scheduler.max_num_seqs": 256,
+        "scheduler.max_num_seqs": flags.parallel,
+        "scheduler.max_num_batched_tokens": max(flags.batch_size, flags.parallel) or "",
+        "metrics.enabled": flags.metrics,
+        "console.enabled": not flags.no_ui,
         "cache.num_device_blocks": 4096,
         "server.slot_save_path": flags.slot_save_path or "",
     }
     # Without a template of its own, the test's model does not reason.
-    if flags.reasoning_format == "none" or template is None:
+    if flags.reasoning_format == "none" or not flags.chat_template_file:
         options["model.reasoning_parser"] = "none"
     if flags.api_key:
         options["server.api_keys"] = [flags.api_key]
@@ -53,7 +71,8 @@ def main():
         options["server.cors_allowed_origins"] = flags.cors_origins.split(",")
     options = {key: value for key, value in options.items() if value != ""}
     name = flags.alias or flags.hf_repo or "demo"
-    line = command(options, name.split(","), demo_model(max(context, 2048), template))
+    sampling = {"temperature": flags.temp, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+    line = command(options, name.split(","), demo_model(max(context, 2048), template, sampling))
     line += ["--port", flags.port]
     print(*line, flush=True)
     os.execv(line[0], line)

@@ -41,10 +41,14 @@ def settings() -> frozenset[str]:
     return frozenset(names)
 
 
-def demo_model(max_len: int, template: str | None = None) -> pathlib.Path:
-    """The demo model with another context length, and with a chat template that knows tools and reasoning."""
+def demo_model(max_len: int, template: str | None = None, sampling: dict | None = None) -> pathlib.Path:
+    """The demo model with another context length, chat template and defaults of sampling.
+
+    Without a template it gets one that knows tools and reasoning.
+    """
     template = TEMPLATE.read_text() if template is None else template
-    name = f"demo-{max_len}-{hashlib.sha256(template.encode()).hexdigest()[:8]}"
+    changes = hashlib.sha256(json.dumps([template, sampling]).encode()).hexdigest()[:12]
+    name = f"demo-{max_len}-{changes}"
     folder = CACHE / "models" / name
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -55,6 +59,9 @@ def demo_model(max_len: int, template: str | None = None) -> pathlib.Path:
         config["max_position_embeddings"] = max_len
         (making / "config.json").write_text(json.dumps(config, indent=1))
         (making / "chat_template.jinja").write_text(template)
+        if sampling is not None:
+            generation = json.loads((DEMO / "generation_config.json").read_text())
+            (making / "generation_config.json").write_text(json.dumps({**generation, **sampling}))
         making.rename(folder)
     return folder
 

@@ -21,8 +21,8 @@ class Recorder:
         self.out = open(path, "a", encoding="utf-8")
 
     def write(self, nodeid: str, outcome: str, message: str, seconds: float):
-        line = {"test": function_of(nodeid), "id": nodeid, "outcome": outcome, "message": message, "seconds": round(seconds, 2)}
-        print(json.dumps(line), file=self.out, flush=True)
+        line = {"test": function_of(nodeid), "id": nodeid, "outcome": outcome, "message": message}
+        print(json.dumps({**line, "seconds": round(seconds, 2)}), file=self.out, flush=True)
 
     def pytest_collectreport(self, report):
         if report.failed:

@@ -12,9 +12,11 @@ import subprocess
 import sys
 import uuid
 
+import pytest
+
 from peer_suites import stubs, tensors
 from peer_suites.program import DEMO, binary, demo_model, free_port
-from peer_suites.vllm_server import CONTEXT
+from peer_suites.vllm_server import MAX_CONTEXT
 
 ROOT = pathlib.Path(os.environ["PEER_SUITES_SOURCE"])
 ABSENT = {
@@ -33,7 +35,7 @@ def is_real(name: str) -> bool:
 def tokenizer():
     from transformers import PreTrainedTokenizerFast
 
-    return PreTrainedTokenizerFast.from_pretrained(str(demo_model(CONTEXT)))
+    return PreTrainedTokenizerFast.from_pretrained(str(demo_model(MAX_CONTEXT)))
 
 
 def get_tokenizer(*args, **kwargs):
@@ -76,6 +78,7 @@ def install():
     vllm.utils.network_utils.get_open_port = free_port
     # /version says the version of the program that answers.
     vllm.version.__version__ = program_version()
+    vllm.version._prev_minor_version = lambda: "0.0"
 
     import transformers
 
@@ -85,6 +88,12 @@ def install():
     from peer_suites import vllm_server
 
     sys.modules["tests.utils"] = vllm_server
+
+
+@pytest.fixture
+def local_asset_server():
+    """Serves images in their tests/conftest.py, which imports torch. Tests of texts ask for it too."""
+    return None
 
 
 install()

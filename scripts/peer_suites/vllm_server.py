@@ -7,10 +7,11 @@ import anthropic
 import openai
 import pytest
 
-from peer_suites.program import command, demo_model, free_port, serve, start
+from peer_suites.program import command, demo_model, free_port, start
 
-# At most this many tokens of context: the demo model fills it where a test gives no max_tokens.
-CONTEXT = 8192
+# Tokens of context, where a test does not say how many it needs, and at most.
+CONTEXT = 4096
+MAX_CONTEXT = 16384
 VLLM_PATH = pathlib.Path(os.environ["PEER_SUITES_SOURCE"])
 ROCM_EXTRA_ARGS: list[str] = []
 ROCM_ENV_OVERRIDES: dict[str, str] = {}
@@ -35,13 +36,13 @@ REASONING_PARSERS = {"deepseek_r1", "qwen3", "mistral"}
 
 
 def parse(arguments: list[str]) -> dict[str, list[str]]:
-    """The flags and their values."""
+    """The flags and their values. The last of several equal flags counts."""
     flags: dict[str, list[str]] = {}
     current: list[str] = []
     for argument in arguments:
         if argument.startswith("-") and not argument.lstrip("-")[:1].isdigit():
             name, _, value = argument.partition("=")
-            current = flags.setdefault(name.replace("_", "-"), [])
+            current = flags[name.replace("_", "-")] = []
             if value:
                 current.append(value)
         else:
@@ -65,7 +66,7 @@ class RemoteVLLMServer:
     ):
         flags = parse([str(argument) for argument in vllm_serve_args])
         environment = env_dict or {}
-        context = min(int(flags.get("--max-model-len", [CONTEXT])[0]), CONTEXT)
+        context = min(int(flags.get("--max-model-len", [CONTEXT])[0]), MAX_CONTEXT)
         names = flags.get("--served-model-name") or [model]
         parser = flags.get("--reasoning-parser", ["none"])[0]
         options: dict[str, object] = {
@@ -91,28 +92,27 @@ class RemoteVLLMServer:
         if path := flags.get("--chat-template"):
             file = pathlib.Path(path[0])
             template = file.read_text() if file.exists() else path[0]
-        line = command(options, names, demo_model(CONTEXT, template))
+        line = command(options, names, demo_model(MAX_CONTEXT, template))
         self.host = "127.0.0.1"
-        self.uds = None
-        self.own = None
-        if auto_port:
-            program = serve(line)
-        else:
-            port = next((flags[name][0] for name in ("-p", "--port") if name in flags), free_port())
-            program = self.own = start(line, int(port))
-        self.port = program.port
-        self.proc = program.process
+        self.uds = flags.get("--uds", [None])[0]
+        self.show_hidden_metrics = False
+        self.port = int(next((flags[name][0] for name in ("-p", "--port") if name in flags), free_port()))
+        # A new program for each, since tests read metrics.
+        self.program = start(line, self.port)
+        self.proc = self.program.process
 
     def __enter__(self):
         return self
 
     def __exit__(self, *exception):
-        if self.own is not None:
-            self.own.stop()
+        self.program.stop()
+
+    def _get_process_termination_timeout(self):
+        return 20.0
 
     @property
     def url_root(self):
-        return f"http://{self.host}:{self.port}"
+        return f"http://{self.uds.split('/')[-1]}" if self.uds else f"http://{self.host}:{self.port}"
 
     def url_for(self, *parts):
         return self.url_root + "/" + "/".join(part.strip("/") for part in parts if part)
