@@ -59,7 +59,9 @@ def main():
         "scheduler.max_num_batched_tokens": max(flags.batch_size, flags.parallel) or "",
         "metrics.enabled": flags.metrics,
         "console.enabled": not flags.no_ui,
-        "cache.num_device_blocks": 4096,
+        # llama.cpp's cache goes by tokens.
+        "cache.block_size": 1,
+        "cache.num_device_blocks": 16384,
         "server.slot_save_path": flags.slot_save_path or "",
     }
     # Without a template of its own, the test's model does not reason.

@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import signal
+import sys
 
 import pytest
 
@@ -41,6 +43,8 @@ class Recorder:
 
 
 def pytest_configure(config):
+    # So that the programs stop too when a run is ended.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     if path := os.environ.get("PEER_SUITES_RESULTS"):
         config.pluginmanager.register(Recorder(path), "peer-suites-recorder")
 

@@ -93,6 +93,7 @@ def pytest_run(suite: Suite, tests: list[str], binary: str, results: pathlib.Pat
         command += tests
     else:
         folder = ROOT
+        # The kits are classes of one file here.
         command += [to_sglang_node(test) for test in tests]
     log = results.with_suffix(".log")
     with log.open("wb") as out:
@@ -103,11 +104,8 @@ def pytest_run(suite: Suite, tests: list[str], binary: str, results: pathlib.Pat
 
 
 def to_sglang_node(test: str) -> str:
-    # The kits are classes of one file here: kits/a.py::B::c is sglang_suite.py::a.B::c.
-    file, *rest = test.split("::")
-    if not rest:
-        return "scripts/peer_suites/sglang_suite.py"
-    kit, *function = rest
+    """kits/a.py::B::c is sglang_suite.py::a.B::c."""
+    file, kit, *function = test.split("::")
     return "::".join(["scripts/peer_suites/sglang_suite.py", f"{pathlib.Path(file).stem}.{kit}", *function])
 
 
@@ -267,7 +265,8 @@ def run_suite(peer: str, options) -> Report:
         results.unlink(missing_ok=True)
         results.touch()
         start = time.monotonic()
-        pytest_run(suite, shortened(wanted, suite.functions()), options.binary, results)
+        tests = wanted if peer == "sglang" else shortened(wanted, suite.functions())
+        pytest_run(suite, tests, options.binary, results)
         seconds = time.monotonic() - start
     else:
         seconds = 0.0
