@@ -9,14 +9,16 @@ import pathlib
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from peer_suites import lists  # noqa: E402
 from peer_suites.sources import CACHE, PACKAGES, ROOT, source  # noqa: E402
 
+PAGE = ROOT / "docs" / "compatibility.md"
 HERE = pathlib.Path(__file__).resolve().parent
-TEST_TIMEOUT_S = 30
+TEST_TIMEOUT_S = 60
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ def test_functions(body, class_endings):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name.startswith("test"):
             yield node.name
         elif isinstance(node, ast.ClassDef):
-            if class_endings and not node.name.endswith(class_endings) or not class_endings and node.name[:4] != "Test":
+            if not (node.name.endswith(class_endings) if class_endings else node.name.startswith("Test")):
                 continue
             for test in test_functions(node.body, class_endings):
                 yield f"{node.name}::{test}"
@@ -193,14 +195,18 @@ class Report:
         counts = [self.count(name) for name in ("passed", "model", "differs", "feature", "internal", "skipped")]
         return [self.suite.name, str(len(self.functions)), *map(str, counts), str(missing)]
 
-    def percentages(self) -> str:
+    def shares(self) -> tuple[str, str]:
+        """What passes of the functions that need no capable model and no other feature, and of all of a server."""
         passed = self.count("passed")
         of = passed + self.count("missing", "unlisted", "differs")
         server = of + self.count("model", "feature")
+        return f"{share(passed, of)} ({passed} of {of})", f"{share(passed, server)} ({passed} of {server})"
+
+    def percentages(self) -> str:
+        able, server = self.shares()
         return (
-            f"{self.suite.name} {PACKAGES[self.suite.name].version}: {share(passed, of)} of the functions that need no "
-            f"capable model and no other feature pass ({passed} of {of}); {share(passed, server)} of all that test a "
-            f"server ({passed} of {server}); {self.seconds:.0f} s"
+            f"{self.suite.name}: {able} of the functions that need no capable model and no other feature pass, "
+            f"{server} of all that test a server; {self.seconds:.0f} s"
         )
 
     def details(self):
@@ -273,26 +279,54 @@ def run_suite(peer: str, options) -> Report:
     return Report(suite, seconds, functions, outcomes(suite, results, listed), listed, options.quick)
 
 
+HEADS = [
+    "suite", "functions", "passed", "model cannot", "differs", "other feature", "internal", "skips itself", "missing",
+]  # fmt: skip
+
+
+def write_page(reports: list[Report]):
+    """Puts the results between the marks of docs/compatibility.md."""
+    rows = [HEADS, ["---"] + ["---:"] * (len(HEADS) - 1), *(report.row() for report in reports)]
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    lines += ["", "| suite | passed of those that need no capable model and no other feature | of all of a server |"]
+    lines += ["|---|---|---|"]
+    for report in reports:
+        package = PACKAGES[report.suite.name]
+        lines.append(f"| {report.suite.name} ({package.name} {package.version}) | {' | '.join(report.shares())} |")
+    before, mark, rest = PAGE.read_text(encoding="utf-8").partition("<!-- results -->\n")
+    _, end, after = rest.partition("\n<!-- end of results -->")
+    if not mark or not end:
+        raise ValueError(f"{PAGE} has no marks for the results")
+    PAGE.write_text(before + mark + "\n" + "\n".join(lines) + "\n" + end + after, encoding="utf-8")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("suite", nargs="?", choices=list(PACKAGES), help="default: all three")
     parser.add_argument("--quick", action="store_true", help="only tests that no list names: they have to pass")
     parser.add_argument("--binary", default=str(ROOT / "target/release/pagetide"), help="the program to test")
     parser.add_argument("--report", action="store_true", help="run nothing; report the last run again")
+    parser.add_argument("--write", action="store_true", help="write the results of all suites to docs/compatibility.md")
     options = parser.parse_args()
+    if options.write and (options.suite or options.quick):
+        parser.error("--write needs the results of all suites")
     options.binary = str(pathlib.Path(options.binary).resolve())
     if not pathlib.Path(options.binary).exists():
         parser.error(f"there is no program {options.binary}: build it, or give --binary")
-    reports = [run_suite(peer, options) for peer in ([options.suite] if options.suite else PACKAGES)]
+    peers = [options.suite] if options.suite else list(PACKAGES)
+    # A quick run has no test that keeps the processor busy for long: the suites run at the same time.
+    with ThreadPoolExecutor(len(peers) if options.quick else 1) as workers:
+        reports = list(workers.map(lambda peer: run_suite(peer, options), peers))
     for report in reports:
         report.problems() if options.quick else report.details()
-    heads = ["suite", "functions", "passed", "model cannot", "differs", "other feature", "internal", "skips itself", "missing"]
     print()
-    for row in [heads, *(report.row() for report in reports)]:
-        print("  ".join(cell.rjust(max(len(head), 9)) for cell, head in zip(row, heads)))
+    for row in [HEADS, *(report.row() for report in reports)]:
+        print("  ".join(cell.rjust(max(len(head), 9)) for cell, head in zip(row, HEADS)))
     print()
     for report in reports:
         print(report.percentages())
+    if options.write:
+        write_page(reports)
     sys.exit(0 if all(report.is_good() for report in reports) else 1)
 
 

@@ -54,7 +54,8 @@ class Tensor(np.ndarray):
 
 
 def tensor(values, dtype=None):
-    return np.array(values, dtype=np.float32).view(Tensor) if not isinstance(values, np.ndarray) else values.view(Tensor)
+    array = values if isinstance(values, np.ndarray) else np.array(values, dtype=np.float32)
+    return array.view(Tensor)
 
 
 def allclose(one, other, rtol=1e-5, atol=1e-8):

@@ -20,11 +20,14 @@ from peer_suites.vllm_server import MAX_CONTEXT
 
 ROOT = pathlib.Path(os.environ["PEER_SUITES_SOURCE"])
 ABSENT = {
-    "vllm", "torch", "torchaudio", "torchvision", "lm_eval", "mteb", "datasets", "soundfile", "librosa", "sentence_transformers",
-    "model_hosting_container_standards", "tensorizer", "evaluate", "cv2", "av", "terratorch", "xgrammar", "mcp", "jiwer", "rapidfuzz",
+    "vllm", "torch", "torchaudio", "torchvision", "lm_eval", "mteb", "datasets", "soundfile", "librosa",
+    "sentence_transformers", "model_hosting_container_standards", "tensorizer", "evaluate", "cv2", "av", "terratorch",
+    "xgrammar", "mcp", "jiwer", "rapidfuzz",
 }  # fmt: skip
 # The models of answers and the encodings of embeddings, with which tests read answers.
-REAL = re.compile(r"vllm\.entrypoints\.((pooling\.\w+|serve\.engine)\.protocol|pooling\.utils)|vllm\.utils\.serial_utils")
+REAL = re.compile(
+    r"vllm\.entrypoints\.((pooling\.\w+|serve\.engine)\.protocol|pooling\.utils)|vllm\.utils\.serial_utils"
+)
 
 
 def is_real(name: str) -> bool:
