@@ -62,7 +62,11 @@ def demo_model(max_len: int, template: str | None = None, sampling: dict | None 
         if sampling is not None:
             generation = json.loads((DEMO / "generation_config.json").read_text())
             (making / "generation_config.json").write_text(json.dumps({**generation, **sampling}))
-        making.rename(folder)
+        try:
+            making.rename(folder)
+        except OSError:
+            # Another process has made the same model.
+            shutil.rmtree(making)
     return folder
 
 
