@@ -20,7 +20,7 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 body_fields! {
-    struct GenerateFields {
+    struct TokenIdsFields {
         /// The prompt.
         #[schema(value_type = Option<Vec<u32>>, min_items = 1)]
         token_ids: IdsField,
@@ -73,8 +73,8 @@ impl RefusedTable for RenderedFields {
 }
 
 body! {
-    pub struct GenerateBody {
-        own: GenerateFields,
+    pub struct TokenIdsBody {
+        own: TokenIdsFields,
         model: ModelField,
         memory: MemoryFields,
         request_id: RequestIdFields,
@@ -127,7 +127,7 @@ body! {
 
 /// A request, and how its answer is written.
 #[derive(Debug)]
-pub struct GenerateRequest {
+pub struct TokenIdsRequest {
     pub request: ApiRequest,
     pub with_text: bool,
 }
@@ -136,7 +136,7 @@ pub fn describe() -> Operation {
     Operation::new(Tag::Generation, "generate_tokens", "Continues token ids with token ids")
         .about("The bodies are what /v1/chat/completions/render and the like answer.")
         .body("TokenIdsRequest")
-        .fields::<GenerateFields>()
+        .fields::<TokenIdsFields>()
         .fields::<ModelField>()
         .fields::<MemoryFields>()
         .fields::<RequestIdFields>()
@@ -146,16 +146,16 @@ pub fn describe() -> Operation {
 }
 
 pub fn parse(
-    ParsedBody { body, problems }: ParsedBody<GenerateBody>,
+    ParsedBody { body, problems }: ParsedBody<TokenIdsBody>,
     model: &ModelInfo,
-) -> Result<GenerateRequest, ApiError> {
+) -> Result<TokenIdsRequest, ApiError> {
     const PROMPT: &str = "token_ids";
     problems.check_object()?;
     body.model.check(&problems, model)?;
     body.rendered.check()?;
     body.refused.check()?;
     problems.check()?;
-    let GenerateBody { own, memory, request_id, .. } = body;
+    let TokenIdsBody { own, memory, request_id, .. } = body;
     one_of("output_mode", own.output_mode.as_deref(), &["tokens", "text"])?;
     let with_text = own.output_mode.as_deref() == Some("text");
     let prompt = match own.token_ids {
@@ -180,7 +180,7 @@ pub fn parse(
     let request = outer(sampling).into_request(vec![Prompt::Tokens(prompt)], each, answer, &memory, model)?;
     let mut request = request_id.name(request)?;
     request.answer.return_token_ids = own.return_token_ids;
-    Ok(GenerateRequest { request, with_text })
+    Ok(TokenIdsRequest { request, with_text })
 }
 
 /// What `sampling_params` asks for.

@@ -1,6 +1,6 @@
 //! The answer of `/inference/v1/generate`, whole and in parts.
 
-use super::generate::GenerateRequest;
+use super::generate::TokenIdsRequest;
 use crate::delta::{Delta, StopReason};
 use crate::events::WriteEvents;
 use crate::fold::{AnswerFold, AnsweredPrompt};
@@ -92,7 +92,7 @@ pub struct WholeGenerated {
 }
 
 impl GeneratedAnswer {
-    pub fn new(GenerateRequest { request, with_text }: &GenerateRequest, model: &ModelInfo) -> Self {
+    pub fn new(TokenIdsRequest { request, with_text }: &TokenIdsRequest, model: &ModelInfo) -> Self {
         Self {
             request_id: request.id.clone(),
             model: model.served_name.clone(),

@@ -26,7 +26,7 @@ fn served() -> Vec<(&'static str, Vec<&'static str>)> {
         ("/v1/messages", names::<MessagesBody>()),
         // The fields that shape no prompt do not matter to the count.
         ("/v1/messages/count_tokens", names::<MessagesBody>()),
-        ("/inference/v1/generate", names::<generate::GenerateBody>()),
+        ("/inference/v1/generate", names::<generate::TokenIdsBody>()),
         ("/inference/v1/generate sampling_params", names::<generate::SamplingParamsBody>()),
         ("/v1/chat/completions/batch", names::<chat::BatchBody>()),
         ("/v1/chat/completions/render", names::<chat::ChatBody>()),

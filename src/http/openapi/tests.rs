@@ -91,7 +91,7 @@ fn every_field_that_is_read_is_described() {
         ("/v1/chat/completions", read::<chat::ChatBody>("/v1/chat/completions", refused)),
         ("/v1/completions", read::<completion::CompletionBody>("/v1/completions", refused)),
         ("/v1/chat/completions/batch", read::<chat::BatchBody>("/v1/chat/completions/batch", refused)),
-        ("/inference/v1/generate", read::<generate::GenerateBody>("/inference/v1/generate", generated)),
+        ("/inference/v1/generate", read::<generate::TokenIdsBody>("/inference/v1/generate", generated)),
         ("/pooling", read::<embeddings::PoolingBody>("/pooling", refused)),
         ("/score", read::<score::ScoreBody>("/score", refused)),
         ("/rerank", read::<rerank::RerankBody>("/rerank", refused)),
