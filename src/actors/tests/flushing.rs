@@ -11,8 +11,11 @@ impl World {
     fn cached_tokens_of(&self, prompt: Vec<TokenId>) -> u32 {
         let all = events(self.submit(prompt, 2).unwrap());
         self.wait_until_idle();
-        let Some(Event::Started { cached_tokens }) = all.first() else { panic!("it has not started: {all:?}") };
-        *cached_tokens
+        let cached_tokens = |event: &Event| match event {
+            Event::Started { cached_tokens } => Some(*cached_tokens),
+            _ => None,
+        };
+        all.iter().find_map(cached_tokens).expect("it has started")
     }
 }
 
