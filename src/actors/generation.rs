@@ -3,7 +3,7 @@
 use crate::deadline::Deadline;
 use crate::messages::{Accepted, EventStream};
 use crate::runtime::RuntimeHandle;
-use crate::under_way::UnderWay;
+use crate::under_way::RequestUnderWay;
 use pagetide_api::delta::Delta;
 use pagetide_api::fold::{AnswerFold, PromptFold, echoed_text, engine_stopped};
 use pagetide_api::openai::{self, Endpoint, response::WholeAnswer};
@@ -22,7 +22,7 @@ pub struct Generation {
     /// The stream to look at first, so that none is starved.
     next_stream: usize,
     deadline: Deadline,
-    under_way: UnderWay,
+    under_way: RequestUnderWay,
     /// The last deltas of an aborted request.
     aborted: VecDeque<Delta>,
     max_answer_logprobs: usize,

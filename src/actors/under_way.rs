@@ -20,7 +20,7 @@ struct AbortHandle {
 }
 
 /// A request's entry, which is taken out when this is dropped.
-pub struct UnderWay {
+pub struct RequestUnderWay {
     id: String,
     requests: RequestsUnderWay,
     aborted: oneshot::Receiver<()>,
@@ -31,7 +31,7 @@ impl RequestsUnderWay {
     ///
     /// # Errors
     /// Another one of this id is under way.
-    pub fn enter(&self, id: &str, tenant: Tenant) -> Result<UnderWay, ApiError> {
+    pub fn enter(&self, id: &str, tenant: Tenant) -> Result<RequestUnderWay, ApiError> {
         let (abort, aborted) = oneshot::channel();
         match self.0.entry(id.to_owned()) {
             Entry::Occupied(_) => {
@@ -40,7 +40,7 @@ impl RequestsUnderWay {
             }
             Entry::Vacant(place) => {
                 place.insert(AbortHandle { tenant, abort: Some(abort) });
-                Ok(UnderWay { id: id.to_owned(), requests: self.clone(), aborted })
+                Ok(RequestUnderWay { id: id.to_owned(), requests: self.clone(), aborted })
             }
         }
     }
@@ -80,7 +80,7 @@ impl RequestsUnderWay {
     }
 }
 
-impl UnderWay {
+impl RequestUnderWay {
     /// Completes when the request is aborted. Must not be called again after that.
     pub fn poll_aborted(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         // The sender is in the map until the abort.
@@ -88,7 +88,7 @@ impl UnderWay {
     }
 }
 
-impl Drop for UnderWay {
+impl Drop for RequestUnderWay {
     fn drop(&mut self) {
         self.requests.0.remove(&self.id);
     }

@@ -249,13 +249,13 @@ pub fn parse(
         return Err(ApiError::invalid("stream", message));
     }
     let requests = if several {
-        let mut params_of_each = Params::new(params_of_each, num)?;
+        let mut params_of_each = GivenParams::new(params_of_each, num)?;
         let requests = prompts.into_iter().zip(ids).enumerate().map(|(i, (prompt, id))| {
             own.request(vec![prompt], vec![id], params_of_each.next()?, asked(i), &memory, begun, model)
         });
         requests.collect::<Result<Vec<_>, ApiError>>()?
     } else {
-        let params = Params::new(params_of_each, 1)?.next()?;
+        let params = GivenParams::new(params_of_each, 1)?.next()?;
         vec![own.request(prompts, ids, params, asked(0), &memory, begun, model)?]
     };
     let has_several = requests.first().is_some_and(|(request, _)| request.n > 1);
@@ -363,12 +363,12 @@ impl GenerateFields {
 }
 
 /// One object of parameters for all texts, or one for each.
-enum Params {
+enum GivenParams {
     One(Map<String, Value>),
     Several(std::vec::IntoIter<Value>),
 }
 
-impl Params {
+impl GivenParams {
     fn new(given: Value, num: usize) -> Result<Self, ApiError> {
         match given {
             Value::Array(items) if items.len() == num => Ok(Self::Several(items.into_iter())),

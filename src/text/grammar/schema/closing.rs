@@ -10,9 +10,17 @@ use std::collections::{BTreeMap, BTreeSet};
 /// each would forbid the properties of the others.
 pub fn close_objects(schema: &mut Value) {
     let mut references = References::default();
-    Visit { parts: &BTreeSet::new(), references: &mut references, close: false }.schema(schema, "#", Context::ROOT);
+    Visit { parts: &BTreeSet::new(), references: &mut references, close: false }.schema(
+        schema,
+        "#",
+        ObjectContext::ROOT,
+    );
     let parts = references.parts();
-    Visit { parts: &parts, references: &mut References::default(), close: true }.schema(schema, "#", Context::ROOT);
+    Visit { parts: &parts, references: &mut References::default(), close: true }.schema(
+        schema,
+        "#",
+        ObjectContext::ROOT,
+    );
 }
 
 /// The references of a schema that stand for an object or a part of one.
@@ -41,14 +49,14 @@ impl References {
 
 /// Where a schema stands.
 #[derive(Clone, Copy)]
-struct Context<'a> {
+struct ObjectContext<'a> {
     /// It describes a part of an object.
     is_part: bool,
     /// The definition that describes the same object.
     definition: Option<&'a str>,
 }
 
-impl Context<'_> {
+impl ObjectContext<'_> {
     const ROOT: Self = Self { is_part: false, definition: None };
 }
 
@@ -63,10 +71,10 @@ struct Visit<'a> {
 
 impl Visit<'_> {
     /// `place`: the reference to this schema.
-    fn schema(&mut self, schema: &mut Value, place: &str, context: Context<'_>) {
+    fn schema(&mut self, schema: &mut Value, place: &str, context: ObjectContext<'_>) {
         let Value::Object(fields) = schema else { return };
         let names_properties = fields.contains_key("properties") || fields.contains_key("patternProperties");
-        let context = Context { is_part: context.is_part || num_descriptions(fields) > 1, ..context };
+        let context = ObjectContext { is_part: context.is_part || num_descriptions(fields) > 1, ..context };
         if let Some(reference) = fields.get("$ref").and_then(Value::as_str).map(decoded) {
             if let Some(definition) = context.definition {
                 self.references.same.entry(definition.to_owned()).or_default().push(reference.clone());
@@ -78,7 +86,7 @@ impl Visit<'_> {
         for (key, value) in fields.iter_mut() {
             let place = format!("{place}/{key}");
             let describes_same = matches!(key.as_str(), "allOf" | "anyOf" | "oneOf");
-            let inner = if describes_same { context } else { Context::ROOT };
+            let inner = if describes_same { context } else { ObjectContext::ROOT };
             match value {
                 Value::Object(schemas) if MAPS.contains(&key.as_str()) => {
                     let is_definition = key == "$defs" || key == "definitions";
@@ -86,7 +94,7 @@ impl Visit<'_> {
                         let place = format!("{place}/{name}");
                         let is_part = is_definition && self.parts.contains(&place);
                         let definition = is_definition.then_some(place.as_str());
-                        self.schema(schema, &place, Context { is_part, definition });
+                        self.schema(schema, &place, ObjectContext { is_part, definition });
                     }
                 }
                 Value::Array(schemas) if LISTS.contains(&key.as_str()) || key == "items" => {
@@ -94,7 +102,7 @@ impl Visit<'_> {
                         self.schema(schema, &format!("{place}/{i}"), inner);
                     }
                 }
-                Value::Object(_) if SINGLES.contains(&key.as_str()) => self.schema(value, &place, Context::ROOT),
+                Value::Object(_) if SINGLES.contains(&key.as_str()) => self.schema(value, &place, ObjectContext::ROOT),
                 _ => {}
             }
         }
