@@ -77,7 +77,9 @@ async fn parameters_reach_the_engine() {
     assert_eq!((params.temperature, params.top_p, params.top_k, submit.seed), (0.5, 0.25, 3, Some(7)));
     assert_eq!((params.frequency_penalty, params.presence_penalty), (0.5, 0.25));
     assert_eq!((params.max_tokens, submit.priority), (9, 5));
-    let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
+    let schema = json!({
+        "type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": false,
+    });
     for (format, spec) in [
         (json!({"type": "text"}), None),
         (json!({"type": "json_object"}), Some(GrammarSpec::JsonObject)),

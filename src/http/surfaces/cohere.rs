@@ -20,7 +20,8 @@ pub static FORMAT: AnswerFormat = AnswerFormat { error_body, id_header: None };
 
 /// Whether a request speaks Cohere's API, so that errors are told in its format.
 pub fn is_spoken(path: &str, _: &HeaderMap) -> bool {
-    path.starts_with("/v2/")
+    // Documents are ranked by the same function on all their paths, and told of in one format.
+    path.starts_with("/v2/") && path != "/v2/rerank"
 }
 
 async fn chat(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, HttpError> {
