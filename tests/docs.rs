@@ -193,7 +193,8 @@ fn the_api_page_lists_every_endpoint_and_parameter() {
     let names = |fields: Vec<&RefusedField>| {
         fields.iter().map(|field| format!("`{}`", field.name)).collect::<Vec<_>>().join(", ")
     };
-    writeln!(page, "\nRefused where they ask for something: {}.\n", names(refused)).unwrap();
+    writeln!(page, "\nRefused where they ask for something, at paths that do not read them: {}.\n", names(refused))
+        .unwrap();
     writeln!(page, "Hints of other servers, which change no answer and have no effect: {}.\n", names(hints)).unwrap();
     check("docs/api.md", Some(("<!-- endpoints -->", "<!-- end of endpoints -->")), &page);
 }

@@ -199,7 +199,7 @@ async fn terms_that_are_wrong_are_refused_by_name() {
             (json!({"max_pause_ms": 3_600_001}), "max_pause_ms", "[1, 3600000], got 3600001"),
             (json!({"max_pause_ms": 1.5}), "max_pause_ms", "an integer"),
             (json!({"preemptible": "never"}), "preemptible", "a boolean"),
-            (json!({"include_kv_usage": 1}), "include_kv_usage", "a boolean"),
+            (json!({"include_kv_usage": 2}), "include_kv_usage", "a boolean"),
         ] {
             let (status, error) = server.refused(path, &with(least(path), asked)).await;
             assert_eq!((status, error["param"].as_str()), (400, Some(param)), "{path}: {error}");

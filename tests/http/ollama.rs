@@ -172,7 +172,9 @@ async fn options_reach_the_engine() {
 #[actix_web::test]
 async fn a_format_is_kept_to() {
     let server = TestServer::saying("x");
-    let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
+    let schema = json!({
+        "type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": false,
+    });
     for (format, spec) in [
         (json!("json"), Some(GrammarSpec::JsonObject)),
         (schema.clone(), Some(GrammarSpec::JsonSchema(schema))),
@@ -318,9 +320,10 @@ async fn errors_name_the_clients_field() {
         (json!({"options": {"stop": [3]}}), "options.stop[0] must be a string"),
         (json!({"options": {"num_predict": "many"}}), "options.num_predict must be an integer"),
         (json!({"options": {"num_ctx": "many"}}), "options.num_ctx must be an integer"),
-        (json!({"options": {"mirostat": 1}}), "options.mirostat is not supported"),
-        (json!({"options": {"typical_p": 0.5}}), "options.typical_p is not supported"),
-        (json!({"options": {"repeat_last_n": 64}}), "options.repeat_last_n is not supported"),
+        (json!({"options": {"mirostat": 3}}), "options.mirostat must be in [0, 2], got 3"),
+        (json!({"options": {"typical_p": 2}}), "options.typical_p must be in [0, 1], got 2"),
+        (json!({"options": {"repeat_last_n": -2}}), "options.repeat_last_n must be in"),
+        (json!({"options": {"tfs_z": 0.5}}), "options.tfs_z is not supported"),
         (json!({"format": "yaml"}), "format must be \"json\" or a JSON schema"),
         (json!({"think": 3}), "think must be a boolean"),
         (json!({"keep_alive": []}), "keep_alive must be"),
@@ -337,7 +340,7 @@ async fn errors_name_the_clients_field() {
         (json!({"images": ["aGk="]}), "images is not supported"),
         (json!({"context": ["a"]}), "context must be an array of token ids"),
         (json!({"context": [1, 9999]}), "context[1] must be a token id"),
-        (json!({"raw": 1}), "raw must be a boolean"),
+        (json!({"raw": 2}), "raw must be a boolean"),
     ] {
         let (status, error) = refused(&server, GENERATE, &generate(more.clone())).await;
         assert!(status == 400 && error.starts_with(named), "{more} → {error}");

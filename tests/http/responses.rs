@@ -227,7 +227,7 @@ async fn errors_name_the_clients_field() {
         (json!({"input": "hi", "conversation": "conv_1"}), "conversation"),
         (json!({"input": "hi", "prompt": {"id": "pmpt_1"}}), "prompt"),
         (json!({"input": "hi", "background": true}), "background"),
-        (json!({"input": "hi", "store": "yes"}), "store"),
+        (json!({"input": "hi", "store": "always"}), "store"),
         (json!({"input": "hi", "metadata": 3}), "metadata"),
     ] {
         let (status, error) = server.refused(PATH, &body).await;

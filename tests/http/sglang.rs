@@ -165,7 +165,7 @@ async fn errors_name_the_clients_field() {
         (json!({"sampling_params": {"regex": "a", "ebnf": "b"}}), "sampling_params.ebnf"),
         (json!({"sampling_params": {"stop_regex": "a"}}), "sampling_params.stop_regex"),
         (json!({"sampling_params": {"beam_width": 2}}), "sampling_params.beam_width"),
-        (json!({"return_logprob": "yes"}), "return_logprob"),
+        (json!({"return_logprob": "always"}), "return_logprob"),
         (json!({"return_logprob": true, "top_logprobs_num": 21}), "top_logprobs_num"),
         (json!({"logprob_start_len": -2}), "logprob_start_len"),
         (json!({"rid": 3}), "rid"),

@@ -22,13 +22,16 @@ const fn hint(name: &'static str) -> RefusedField {
 impl RefusedTable for UnsupportedFields {
     /// Each with what to do instead.
     const FIELDS: &'static [RefusedField] = &[
+        hint("adaptive_decay"),
         refuse("adaptive_target", LEAVE_OUT).unless(Off::Number(-1.0)),
         refuse("apply_softmax", LEAVE_OUT),
         refuse("audio", LEAVE_OUT),
+        hint("backend_sampling"),
         hint("betas"),
         refuse("bootstrap_host", NO_DISAGGREGATION),
         refuse("bootstrap_port", NO_DISAGGREGATION),
         refuse("bootstrap_room", NO_DISAGGREGATION),
+        hint("cache_prompt"),
         refuse("chat_format", OF_LLAMA_CPP),
         refuse("chat_parser", OF_LLAMA_CPP),
         refuse("chat_template_kwargs", "no chat template is rendered here"),
@@ -51,7 +54,9 @@ impl RefusedTable for UnsupportedFields {
         refuse("generation_prompt", OF_LLAMA_CPP),
         refuse("grammar_lazy", OF_LLAMA_CPP),
         refuse("grammar_triggers", OF_LLAMA_CPP),
+        hint("grammar_type"),
         hint("guided_decoding_backend"),
+        hint("id_slot"),
         refuse("images_config", NO_MEDIA),
         refuse("input_embeds", LEAVE_OUT),
         refuse("input_ids", "use messages, or /v1/completions with token ids as the prompt"),
@@ -61,8 +66,8 @@ impl RefusedTable for UnsupportedFields {
         refuse("item_first", LEAVE_OUT),
         refuse("kv_transfer_params", NO_DISAGGREGATION),
         refuse("label_token_ids", LEAVE_OUT),
-        refuse("logprob_token_ids", "use logprobs"),
         refuse("logits_processors", LEAVE_OUT),
+        refuse("logprob_token_ids", "use logprobs"),
         refuse("lora", LEAVE_OUT),
         refuse("lora_path", LEAVE_OUT),
         refuse("max_completion_tokens", "use max_tokens"),
@@ -70,9 +75,17 @@ impl RefusedTable for UnsupportedFields {
         refuse("max_tokens_per_doc", "use truncate_prompt_tokens").unless(Off::Number(0.0)),
         refuse("max_tokens_per_query", "use truncate_prompt_tokens").unless(Off::Number(0.0)),
         hint("media_io_kwargs"),
+        hint("message_delimiters"),
         hint("min_dynamic_patch"),
         refuse("mm_payload", NO_MEDIA),
         hint("mm_processor_kwargs"),
+        hint("n_cache_reuse"),
+        refuse("n_cmpl", "use n").unless(Off::Number(1.0)),
+        hint("n_discard"),
+        refuse("n_indent", LEAVE_OUT).unless(Off::Number(0.0)),
+        hint("n_keep"),
+        refuse("n_predict", "use max_tokens").unless(Off::Number(-1.0)),
+        refuse("n_probs", "use logprobs").unless(Off::Number(0.0)),
         refuse("no_stop_trim", "use include_stop_str_in_output"),
         refuse("parse_tool_calls", "use tool_choice: \"none\"").unless(Off::True),
         refuse("post_sampling_probs", LEAVE_OUT),
@@ -81,11 +94,16 @@ impl RefusedTable for UnsupportedFields {
         refuse("prompt_embeds", LEAVE_OUT),
         refuse("query", "use text_1"),
         refuse("query_embed_overrides", LEAVE_OUT),
+        hint("reasoning_budget_end_tag"),
+        hint("reasoning_budget_end_tags"),
+        hint("reasoning_budget_message"),
+        hint("reasoning_budget_start_tag"),
         refuse("reasoning_budget_tokens", LEAVE_OUT).unless(Off::Number(-1.0)),
         hint("reasoning_control"),
         refuse("reasoning_format", "reasoning is a field of its own where server's model.reasoning_parser is set")
             .unless(Off::Words(&["auto", "deepseek"])),
         refuse("repetition_detection", LEAVE_OUT),
+        refuse("response_fields", "the answer has all its fields"),
         refuse("return_cached_tokens_details", "use include_kv_usage"),
         refuse("return_flat_raw_output_top_logprobs", NOT_REPORTED),
         refuse("return_flat_raw_top_logprobs_b64", NOT_REPORTED),
@@ -101,8 +119,9 @@ impl RefusedTable for UnsupportedFields {
         refuse("return_routed_experts", NOT_REPORTED),
         refuse("return_sampling_mask", NOT_REPORTED),
         refuse("return_spec_tokens_details", NOT_REPORTED),
-        refuse("return_token_offsets", NOT_REPORTED),
         refuse("return_token_logprobs", "use logprobs"),
+        refuse("return_token_offsets", NOT_REPORTED),
+        refuse("return_tokens", "use return_token_ids"),
         hint("routed_dp_rank"),
         hint("routed_experts_prompt_start"),
         hint("routed_experts_start_len"),
@@ -118,16 +137,20 @@ impl RefusedTable for UnsupportedFields {
         hint("speculative.ngram_size_n"),
         hint("speculative.p_min"),
         hint("speculative.type"),
+        hint("sse_ping_interval"),
         refuse("stop_regex", "use stop"),
         hint("stream_interval"),
         refuse("stream_reasoning", LEAVE_OUT).unless(Off::True),
+        refuse("t_max_predict_ms", LEAVE_OUT).unless(Off::Number(0.0)),
         refuse("task", LEAVE_OUT),
         refuse("temperature", LEAVE_OUT),
         refuse("tfs_z", LEAVE_OUT).unless(Off::Number(1.0)),
         refuse("thinking", "use chat_template_kwargs"),
         refuse("thinking_budget_tokens", LEAVE_OUT).unless(Off::Number(-1.0)),
         refuse("thinking_token_budget", LEAVE_OUT),
+        refuse("timings_per_token", NOT_REPORTED),
         hint("use_audio_in_video"),
+        hint("verbose"),
         hint("video_config"),
         refuse("vllm_xargs", LEAVE_OUT),
         refuse("watermark", LEAVE_OUT),
@@ -180,10 +203,6 @@ mod tests {
 
     #[test]
     fn the_table_is_sorted_by_name_and_has_each_once() {
-        let names: Vec<&str> = UnsupportedFields::FIELDS.iter().map(|field| field.name).collect();
-        let mut sorted = names.clone();
-        sorted.sort_unstable();
-        sorted.dedup();
-        assert_eq!(names.len(), sorted.len());
+        assert!(UnsupportedFields::FIELDS.is_sorted_by(|one, next| one.name < next.name));
     }
 }

@@ -159,7 +159,9 @@ mod tests {
         let content = |text: &str| ChatPiece::Content(text.into());
         let begin = |index: u32| ChatPiece::ToolCall { index, id: format!("id{index}"), name: format!("f{index}") };
         let arguments = |index: u32, json: &str| ChatPiece::ToolArguments { index, json: json.into() };
-        let plain = json!({"role": "assistant", "content": "", "refusal": null});
+        let plain = json!({
+            "role": "assistant", "content": "", "refusal": null, "reasoning_content": null, "reasoning": null,
+        });
         assert_eq!(message(&[]), plain);
         let pieces =
             [ChatPiece::Reasoning("r".into()), begin(0), arguments(0, "{"), content("a"), begin(1), content("b")];
