@@ -81,7 +81,7 @@ pub fn load() -> Operation {
 #[derive(ToSchema)]
 #[serde(untagged)]
 enum GenerateAnswer {
-    One(GeneratedText),
+    One(Box<GeneratedText>),
     /// For several texts, or n above 1.
     Several(Vec<GeneratedText>),
 }
@@ -120,6 +120,7 @@ struct GenerateMeta {
     /// With top_logprobs_num.
     output_top_logprobs: Option<Vec<Vec<Vec<Option<TripleValue>>>>>,
     /// With top_logprobs_num; the first is null.
+    #[allow(clippy::type_complexity, reason = "the derived description cannot read an alias")]
     input_top_logprobs: Option<Vec<Option<Vec<Vec<Option<TripleValue>>>>>>,
     /// With include_kv_usage.
     kv: Option<KvUsage>,

@@ -118,7 +118,7 @@ enum InputIdForms {
 #[serde(untagged)]
 #[allow(dead_code, reason = "only described")]
 enum ParamForms {
-    One(DescribedParams),
+    One(Box<DescribedParams>),
     Several(Vec<DescribedParams>),
 }
 
