@@ -1,5 +1,5 @@
 //! Sampling on the device (`kernels/sampling.cu`): requests are uploaded, tokens and log-probabilities are downloaded,
-//! and logits stay on the device, but for [`HostDraws`].
+//! and logits stay on the device, but for `HostDraws`.
 
 use super::device::{
     Copy, Device, DeviceBuffer, DevicePtr, DeviceResult, Grid, KernelId, ModuleId, ModuleSource, PinnedBuffer, Stream,
