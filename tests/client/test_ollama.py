@@ -130,7 +130,7 @@ def test_the_model(llama, model):
     "wrong, named",
     [
         ({"options": {"temperature": -1}}, "options.temperature"),
-        ({"options": {"typical_p": 0.5}}, "options.typical_p"),
+        ({"options": {"typical_p": 1.5}}, "options.typical_p"),
         ({"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role"),
         ({"think": True}, "think"),
     ],

@@ -23,7 +23,7 @@ def ask(client, template, **more):
 
 def test_the_prompt_begins_the_reasoning(thinker):
     plain, usage = ask(thinker, CHATML)
-    assert plain.message.content and not hasattr(plain.message, "reasoning_content")
+    assert plain.message.content and plain.message.reasoning_content is None
     assert usage.completion_tokens_details.reasoning_tokens == 0
 
     choice, usage = ask(thinker, CHATML + "<think>\n")
@@ -31,7 +31,7 @@ def test_the_prompt_begins_the_reasoning(thinker):
     # Every token except perhaps the one that ends the answer.
     assert usage.completion_tokens - 1 <= usage.completion_tokens_details.reasoning_tokens <= usage.completion_tokens
     hidden, _ = ask(thinker, CHATML + "<think>\n", extra_body={"include_reasoning": False})
-    assert not hidden.message.content and not hasattr(hidden.message, "reasoning_content")
+    assert not hidden.message.content and hidden.message.reasoning_content is None
 
 
 def test_a_grammar_holds_from_behind_the_reasoning(thinker):

@@ -21,7 +21,8 @@ pub fn sampling(params: &SamplingParams) -> Value {
     };
     let samplers: Vec<&str> = samplers::ORDER.iter().map(|(name, _)| *name).collect();
     json!({
-        "seed": params.seed,
+        // As a request gives it.
+        "seed": params.seed as i64,
         "temperature": params.temperature,
         "dynatemp_range": dynamic.map_or(0.0, |dynamic| dynamic.range),
         "dynatemp_exponent": dynamic.map_or(1.0, |dynamic| dynamic.exponent),

@@ -145,7 +145,8 @@ fn operation(id: &'static str, summary: &'static str, body: &'static str) -> Ope
         .fields::<RequestIdFields>()
         .fields::<ModelField>()
         .fields::<AcceptedFields>()
-        .answers::<EmbeddingList>("An embedding of each input, in their order.")
+        .answers::<EmbeddingList>("An embedding of each input, in their order; bytes where encoding_format says so.")
+        .answers_bytes()
         .generates()
 }
 

@@ -212,6 +212,13 @@ impl Operation {
         self
     }
 
+    /// May also be answered with bytes.
+    pub fn answers_bytes(mut self) -> Self {
+        let schema = json!({"type": "string", "format": "binary"});
+        self.answer.insert("application/octet-stream".into(), json!({ "schema": schema }));
+        self
+    }
+
     /// Answered with text of this type.
     pub fn answers_text(mut self, media: &'static str, about: &'static str) -> Self {
         self.answer.insert(media.into(), json!({"schema": {"type": "string"}}));
