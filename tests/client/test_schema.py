@@ -20,8 +20,9 @@ def test_the_server_does_what_its_description_says(tmp_path):
         # The console's event streams do not end. tests/http/console.rs and test_console.py test them.
         # Metrics need another key. tests/http/server.rs tests them.
         # The descriptions of these paths of other servers are not yet exact enough.
-        others = "api/|v2/(chat|embed)$|flush_cache$|get_load$|health_generate$|server_info$|slots|v1/loads$|infill$|embedding$"
-        others += "|invocations$|inference/v1/generate$|lora-adapters$|props$|tokenize$|v1/(chat/completions|completions|responses)/render$"
+        others = "api/|v2/(chat|embed)$|flush_cache$|get_load$|health_generate$|server_info$|slots|v1/loads$|infill$"
+        others += "|embedding$|invocations$|inference/v1/generate$|lora-adapters$|props$|tokenize$"
+        others += "|v1/(chat/completions|completions|responses)/render$"
         command += ["--exclude-path-regex", f"^/((admin|console)/|metrics$|{others})"]
         limits = ["--seed", "1", "--max-examples", "30", "--workers", "1"]
         env = os.environ | {"SCHEMATHESIS_HOOKS": "hooks", "PYTHONPATH": str(HERE)}
