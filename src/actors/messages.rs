@@ -248,8 +248,8 @@ pub struct Tune(pub Tuning);
 #[rtype(result = "PoolStats")]
 pub struct Resize(pub usize);
 
-/// LiveSettings → scheduler: both pools are to forget all prefixes. False where requests run or wait: then some prefixes
-/// may still be there.
+/// LiveSettings → scheduler: both pools are to forget all prefixes. False where requests run or wait: then some
+/// prefixes may still be there.
 #[derive(Clone, Copy, Debug, actix::Message)]
 #[rtype(result = "Result<bool, ApiError>")]
 pub struct FlushCaches;

@@ -55,8 +55,8 @@ impl EngineState {
         stats
     }
 
-    /// Drops the prefix caches of both pools. The scheduler must have no work: what it has planned counts on blocks that
-    /// are cached in the swap pool.
+    /// Drops the prefix caches of both pools. The scheduler must have no work: what it has planned counts on blocks
+    /// that are cached in the swap pool.
     pub fn drop_cached(&mut self) {
         debug_assert!(!self.scheduler.has_work(), "sequences count on cached blocks");
         self.device.drop_cached();

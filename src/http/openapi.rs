@@ -5,8 +5,8 @@
 //! `ToSchema`. So what is not described is not served, and a field that is parsed is described by its struct.
 //!
 //! To add a field, give it a doc comment and its range and default (`#[schema(minimum = 0, default = 1)]`): see
-//! [`pagetide_api::fields::sampling::SamplingFields`]. To add a path, add a line to its surface's table, with the handler and a
-//! function that returns the `Operation`; its body's structs go to `Operation::fields`, one call each.
+//! [`pagetide_api::fields::sampling::SamplingFields`]. To add a path, add a line to its surface's table, with the
+//! handler and a function that returns the `Operation`; its body's structs go to `Operation::fields`, one call each.
 
 use crate::paths::ApiPath;
 use pagetide_api::openapi::Tag;

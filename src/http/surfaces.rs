@@ -1,5 +1,5 @@
-//! The APIs that are served, each an adapter to the one [`ApiRequest`](pagetide_api::request::ApiRequest). A surface can
-//! be left out with `server.surfaces`.
+//! The APIs that are served, each an adapter to the one [`ApiRequest`](pagetide_api::request::ApiRequest). A surface
+//! can be left out with `server.surfaces`.
 
 pub mod anthropic;
 pub mod cohere;

@@ -21,8 +21,8 @@ impl Handler<FlushCaches> for SchedulerActor {
 
 impl SchedulerActor {
     /// No other message is handled meanwhile, and no step is being planned. The scheduler counts available blocks, to
-    /// which cached ones belong as free ones do, so it needs not be told. Where there are sequences, nothing is dropped:
-    /// they count on blocks that are cached in the swap pool.
+    /// which cached ones belong as free ones do, so it needs not be told. Where there are sequences, nothing is
+    /// dropped: they count on blocks that are cached in the swap pool.
     fn flush(&mut self, answer: oneshot::Sender<bool>, ctx: &mut Context<Self>) {
         if self.scheduler().has_work() {
             let _ = answer.send(false);
