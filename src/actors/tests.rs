@@ -171,6 +171,27 @@ impl World {
         wait_until("every request gives its place back", || self.places.num_taken() == 0);
     }
 
+    /// Three clients send requests and check each answer. Until they are done, `disturb` is called again and again, with
+    /// the number of calls before it.
+    fn while_clients_ask(&self, mut disturb: impl FnMut(usize)) {
+        let client = |client: usize| {
+            for i in 0..100 {
+                let (prompt, max_tokens) = (1 + (client + i) % 11, 1 + (i * 5 + client) % 17);
+                let accepted = self.submit(vec![1 + client as TokenId; prompt], max_tokens as u32).unwrap();
+                let expected: Vec<_> = (prompt..prompt + max_tokens).map(|token| token as TokenId).collect();
+                assert_eq!(tokens(&events(accepted)), expected);
+            }
+        };
+        std::thread::scope(|scope| {
+            let clients: Vec<_> = (0..3).map(|i| scope.spawn(move || client(i))).collect();
+            let mut calls = 0;
+            while !clients.iter().all(|client| client.is_finished()) {
+                disturb(calls);
+                calls += 1;
+            }
+        });
+    }
+
     /// Until the device has been given as many steps in all.
     fn wait_for_steps(&self, steps: usize) {
         wait_until("the step is submitted", || count(&self.device.submitted) == steps);

@@ -36,19 +36,8 @@ fn a_prefix_is_found_until_the_caches_are_dropped() {
 fn no_request_suffers_from_caches_that_are_dropped() {
     for overlap in BOTH_LOOPS {
         let world = World::start(overlap);
-        let client = |client: usize| {
-            for i in 0..100 {
-                let (prompt, max_tokens) = (1 + (client + i) % 11, 1 + (i * 5 + client) % 17);
-                let accepted = world.submit(vec![1 + client as TokenId; prompt], max_tokens as u32).unwrap();
-                let expected: Vec<_> = (prompt..prompt + max_tokens).map(|token| token as TokenId).collect();
-                assert_eq!(tokens(&events(accepted)), expected);
-            }
-        };
-        std::thread::scope(|scope| {
-            let clients: Vec<_> = (0..3).map(|i| scope.spawn(move || client(i))).collect();
-            while !clients.iter().all(|client| client.is_finished()) {
-                world.flush();
-            }
+        world.while_clients_ask(|_| {
+            world.flush();
         });
         world.wait_until_idle();
     }

@@ -13,27 +13,12 @@ impl World {
 fn no_request_suffers_from_settings_that_change() {
     for overlap in BOTH_LOOPS {
         let world = World::start(overlap);
-        let client = |client: usize| {
-            for i in 0..100 {
-                let (prompt, max_tokens) = (1 + (client + i) % 11, 1 + (i * 5 + client) % 17);
-                let accepted = world.submit(vec![1 + client as TokenId; prompt], max_tokens as u32).unwrap();
-                let expected: Vec<_> = (prompt..prompt + max_tokens).map(|token| token as TokenId).collect();
-                assert_eq!(tokens(&events(accepted)), expected);
-            }
-        };
-        std::thread::scope(|scope| {
-            let clients: Vec<_> = (0..3).map(|i| scope.spawn(move || client(i))).collect();
-            for turn in 0.. {
-                if clients.iter().all(|client| client.is_finished()) {
-                    break;
-                }
-                let preemption_mode = [PreemptionMode::Swap, PreemptionMode::Recompute, PreemptionMode::Auto][turn % 3];
-                let (num_swap_blocks, max_num_seqs) = (turn * 5 % 9, 1 + turn % 8);
-                let stats =
-                    world.tune(Tuning { preemption_mode, num_swap_blocks, max_num_seqs, ..world.tuning.clone() });
-                let there = stats.used + stats.cached + stats.free;
-                assert_eq!(there, num_swap_blocks + stats.draining);
-            }
+        world.while_clients_ask(|turn| {
+            let preemption_mode = [PreemptionMode::Swap, PreemptionMode::Recompute, PreemptionMode::Auto][turn % 3];
+            let (num_swap_blocks, max_num_seqs) = (turn * 5 % 9, 1 + turn % 8);
+            let tuning = Tuning { preemption_mode, num_swap_blocks, max_num_seqs, ..world.tuning.clone() };
+            let stats = world.tune(tuning);
+            assert_eq!(stats.used + stats.cached + stats.free, num_swap_blocks + stats.draining);
         });
         world.wait_until_idle();
         let stats = world.tune(world.tuning.clone());
