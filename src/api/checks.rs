@@ -35,7 +35,10 @@ where
 /// A token id that the model has.
 pub fn token_id(param: impl Display, id: i64, vocab_size: u32) -> Result<u32, ApiError> {
     u32::try_from(id).ok().filter(|id| *id < vocab_size).ok_or_else(|| {
-        let message = format!("{param} must be a token id in [0, {}], got {id}", vocab_size.saturating_sub(1));
+        let last = vocab_size.saturating_sub(1);
+        let message = format!(
+            "{param} must be a token id in [0, {last}], got {id}: out of vocabulary, which has {vocab_size} tokens"
+        );
         ApiError::invalid(param.to_string(), message)
     })
 }

@@ -119,7 +119,7 @@ def test_models(claude, model):
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0]"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
         ({"extra_body": {"temperature": 1.1}}, "temperature must be in [0, 1]"),
     ],
 )

@@ -169,7 +169,7 @@ async fn errors_name_the_clients_field() {
         (tool(json!({"name": "f"})), "tools[0].input_schema"),
         (json!({"tool_choice": {"type": "function"}}), "tool_choice.type"),
         (json!({"tool_choice": {"type": "tool"}}), "tool_choice.name"),
-        (json!({"thinking": {"type": "enabled", "budget_tokens": 3}}), "thinking.budget_tokens must be in [1024,"),
+        (json!({"thinking": {"type": "enabled", "budget_tokens": 0}}), "thinking.budget_tokens must be in [1,"),
         (json!({"thinking": {"type": "enabled", "budget_tokens": 2000}}), "less than max_tokens = 20"),
         (json!({"thinking": {"type": "deep"}}), "thinking.type"),
         (json!({"output_config": {"format": {"type": "yaml"}}}), "output_config.format.type"),

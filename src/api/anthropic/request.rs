@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
-const MIN_THINKING_TOKENS: i64 = 1024;
+const MIN_THINKING_TOKENS: i64 = 1;
 
 /// Fields that ask for something that this server does not run.
 #[derive(Debug, Default)]
@@ -62,7 +62,7 @@ body_fields! {
         /// most.
         #[schema(value_type = Option<Object>)]
         tool_choice: Option<Map<String, Value>>,
-        /// An object of type enabled (with budget_tokens, of at least 1024), disabled or adaptive: the chat template's
+        /// An object of type enabled (with budget_tokens), disabled or adaptive: the chat template's
         /// enable_thinking. The budget is not kept to.
         #[schema(value_type = Option<Object>)]
         thinking: Option<Map<String, Value>>,

@@ -27,6 +27,8 @@ const MAX_CACHE_SALT: usize = 1024;
 /// Every token is compared with the ends of these.
 const MAX_BAD_WORDS: usize = 256;
 const MAX_BAD_WORD_CHARS: usize = 256;
+/// Wrong keys of logit_bias that an error names.
+const MAX_SHOWN_KEYS: usize = 8;
 
 body_fields! {
     /// As they stand in the body. Numbers are wide, so that a value out of range reaches the message that says the
@@ -414,16 +416,23 @@ impl SamplingFields {
 
     fn logit_bias(&self, vocab_size: u32) -> Result<Vec<(u32, f32)>, ApiError> {
         let Some(biases) = &self.logit_bias else { return Ok(Vec::new()) };
-        let mut by_id = Vec::with_capacity(biases.len());
+        let (mut by_id, mut wrong) = (Vec::with_capacity(biases.len()), Vec::new());
         for (key, bias) in biases {
             let param = format!("logit_bias.{key}");
-            let id = key.parse().map_err(|_| {
-                ApiError::invalid(&param, format!("the keys of logit_bias must be token ids, got {key:?}"))
-            })?;
+            let Ok(id) = key.parse() else {
+                wrong.push(key);
+                continue;
+            };
             let bias = bias
                 .as_f64()
                 .ok_or_else(|| ApiError::invalid(&param, format!("{param} must be a number, got {}", shown(bias))))?;
             by_id.push((token_id(&param, id, vocab_size)?, in_range(&param, bias, -100.0..=100.0)? as f32));
+        }
+        if let Some(first) = wrong.first() {
+            let more = if wrong.len() > MAX_SHOWN_KEYS { " and others" } else { "" };
+            let wrong: Vec<String> = wrong.iter().take(MAX_SHOWN_KEYS).map(|key| format!("{key:?}")).collect();
+            let message = format!("the keys of logit_bias must be token ids, got {}{more}", wrong.join(", "));
+            return Err(ApiError::invalid(format!("logit_bias.{first}"), message));
         }
         Ok(by_id)
     }

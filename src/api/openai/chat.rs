@@ -22,7 +22,7 @@ use pagetide_base::error::ApiError;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
-const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
+const MAX_ROLE_CHARS: usize = 64;
 
 body_fields! {
     struct ChatFields {
@@ -79,7 +79,9 @@ body! {
 #[derive(ToSchema)]
 #[allow(dead_code, reason = "only described: messages are checked one by one, for errors that say where")]
 struct Message {
-    role: Role,
+    /// system, developer (read as system), user, assistant or tool. The chat template may know others.
+    #[schema(min_length = 1, max_length = 64)]
+    role: String,
     /// A string or text parts. May be left out of an assistant's message that has tool_calls.
     content: Option<Content>,
     /// An assistant's calls, as answers have them.
@@ -87,18 +89,6 @@ struct Message {
     tool_calls: Option<Vec<Value>>,
     /// The call that a tool's message answers.
     tool_call_id: Option<String>,
-}
-
-/// developer is read as system.
-#[derive(ToSchema)]
-#[schema(rename_all = "snake_case")]
-#[allow(dead_code, reason = "only described, see ROLES")]
-enum Role {
-    System,
-    Developer,
-    User,
-    Assistant,
-    Tool,
 }
 
 #[derive(ToSchema)]
@@ -274,7 +264,7 @@ pub fn checked_messages(messages: Vec<Value>) -> Result<Vec<Value>, ApiError> {
     messages.into_iter().enumerate().map(|(i, m)| message(i, m, &arguments)).collect()
 }
 
-/// A message as the template wants it: a known role, and content that is a string or parts of text. Other fields go
+/// A message as the template wants it: a role, and content that is a string or parts of text. Other fields go
 /// through as they are.
 fn message(index: usize, message: Value, call_arguments: &CallArguments) -> Result<Value, ApiError> {
     let param = format!("messages[{index}]");
@@ -282,11 +272,13 @@ fn message(index: usize, message: Value, call_arguments: &CallArguments) -> Resu
         return Err(ApiError::invalid(&param, format!("{param} must be an object, got {}", shown(&message))));
     };
     let role = match message.get("role").and_then(Value::as_str) {
-        Some(role) if ROLES.contains(&role) => role.to_owned(),
+        // Some models have roles of their own, such as ipython or document: the template decides what it makes of them.
+        Some(role) if (1..=MAX_ROLE_CHARS).contains(&role.chars().count()) => role.to_owned(),
         _ => {
             let got = message.get("role").map_or("nothing".into(), shown);
             let param = format!("{param}.role");
-            return Err(ApiError::invalid(&param, format!("{param} must be one of {}, got {got}", ROLES.join(", "))));
+            let message = format!("{param} must be a string of 1 to {MAX_ROLE_CHARS} characters, got {got}");
+            return Err(ApiError::invalid(&param, message));
         }
     };
     if role == "developer" {
@@ -412,14 +404,16 @@ mod tests {
     fn content_is_a_string_or_parts_of_text() {
         let messages = messages_of(json!([
             {"role": "developer", "content": "Be brief."},
+            {"role": "ipython", "content": [{"type": "text", "text": "5"}]},
             {"role": "user", "content": ["a", {"type": "text", "text": "b", "more": 1}], "name": "x"},
             {"role": "tool", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
         ]))
         .unwrap();
         assert_eq!(messages[0], json!({"role": "system", "content": "Be brief."}));
         let parts = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);
-        assert_eq!(messages[1], json!({"role": "user", "content": parts, "name": "x"}));
-        assert_eq!(messages[2], json!({"role": "tool", "content": "a\nb"}));
+        assert_eq!(messages[1], json!({"role": "ipython", "content": [{"type": "text", "text": "5"}]}));
+        assert_eq!(messages[2], json!({"role": "user", "content": parts, "name": "x"}));
+        assert_eq!(messages[3], json!({"role": "tool", "content": "a\nb"}));
     }
 
     #[test]
@@ -444,7 +438,9 @@ mod tests {
         let calls = |calls: Value| json!([{"role": "assistant", "content": "a", "tool_calls": calls}]);
         for (messages, param) in [
             (json!([7]), "messages[0]"),
-            (json!([{"role": "user", "content": "a"}, {"role": "robot", "content": "b"}]), "messages[1].role"),
+            (json!([{"role": "user", "content": "a"}, {"role": "", "content": "b"}]), "messages[1].role"),
+            (json!([{"role": "r".repeat(65), "content": "a"}]), "messages[0].role"),
+            (json!([{"role": 5, "content": "a"}]), "messages[0].role"),
             (json!([{"content": "a"}]), "messages[0].role"),
             (json!([{"role": "user"}]), "messages[0].content"),
             (json!([{"role": "assistant", "content": null}]), "messages[0].content"),
