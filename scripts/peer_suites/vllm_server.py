@@ -52,6 +52,7 @@ def parse(arguments: list[str]) -> dict[str, list[str]]:
 
 class RemoteVLLMServer:
     DUMMY_API_KEY = "token-abc123"
+    DEFAULT_TOOL_PARSER = "hermes"
 
     def __init__(
         self,
@@ -75,8 +76,8 @@ class RemoteVLLMServer:
             "cache.num_device_blocks": 4096,
             "metrics.vllm_names": True,
         }
-        tool_parser = flags.get("--tool-call-parser", ["hermes"])[0]
-        options["model.tool_call_parser"] = tool_parser if tool_parser in TOOL_PARSERS else "hermes"
+        tool_parser = flags.get("--tool-call-parser", [self.DEFAULT_TOOL_PARSER])[0]
+        options["model.tool_call_parser"] = tool_parser if tool_parser in TOOL_PARSERS | {"none"} else "hermes"
         if environment.get("VLLM_SERVER_DEV_MODE") == "1":
             options["server.debug_endpoints"] = True
             options["server.admin_key"] = ""
@@ -138,7 +139,8 @@ class RemoteOpenAIServer(RemoteVLLMServer):
 
 
 class RemoteLaunchRenderServer(RemoteVLLMServer):
-    pass
+    # Its tests without flags take texts as they are.
+    DEFAULT_TOOL_PARSER = "none"
 
 
 class RemoteOpenAIServerCustom(RemoteVLLMServer):

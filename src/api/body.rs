@@ -7,6 +7,7 @@
 pub mod fields;
 pub mod ids;
 pub mod json;
+pub mod nested;
 pub mod refused;
 pub mod value;
 

@@ -93,6 +93,23 @@ pub fn wrong_type(path: &str, wanted: &str, got: Option<&Value>) -> ApiError {
     }
 }
 
+/// An error about a field of the object `path`, as one about a field of the body.
+pub fn within(path: &str, error: ApiError) -> ApiError {
+    match error.param.clone() {
+        Some(param) => renamed(error, &param, format!("{path}.{param}")),
+        None => ApiError { param: Some(path.to_owned()), ..error },
+    }
+}
+
+/// An error about the field `from`, which is called `to`.
+pub fn renamed(error: ApiError, from: &str, to: String) -> ApiError {
+    let message = match error.message.strip_prefix(from) {
+        Some(rest) => format!("{to}{rest}"),
+        None => error.message,
+    };
+    ApiError { param: Some(to), message, ..error }
+}
+
 /// serde's "invalid type: string "x", expected i64" in the words of JSON.
 pub fn type_error(message: &str) -> String {
     let parts = message.split_once(": ").and_then(|(_, rest)| rest.split_once(", expected "));

@@ -175,22 +175,16 @@ impl PromptFold {
     }
 
     fn token(&mut self, index: u32, token: TokenId, logprobs: Option<PositionLogprobs>) -> Option<Delta> {
-        let sample = &mut self.samples[index as usize];
-        if let Some(clock) = sample.clock.as_mut().filter(|_| !sample.ended) {
-            clock.tick();
-        }
-        // Tokens that were under way when a stop string matched come too late.
-        if sample.ended || self.options.prompt_only {
-            return None;
-        }
-        sample.num_tokens += 1;
-        sample.held.push_back((token, logprobs));
         let is_eos = self.params.eos_token_ids.contains(&token);
         let is_stop = self.params.stop_token_ids.contains(&token);
         if is_eos || (is_stop && !self.options.text.include_stop_str_in_output) {
-            // No part of the text. It goes out with the sample's end, which follows.
+            self.take_end_token(index, token, logprobs);
             return None;
         }
+        if !self.hold(index, token, logprobs) {
+            return None;
+        }
+        let sample = &mut self.samples[index as usize];
         match sample.push(token) {
             Some(end) => {
                 sample.pending.finish = Some(end.finish(&self.options));
@@ -201,18 +195,50 @@ impl PromptFold {
         }
     }
 
+    /// Takes the token that ends a sample and is no part of its text. It goes out with the sample's end, which follows.
+    pub fn take_end_token(&mut self, index: u32, token: TokenId, logprobs: Option<PositionLogprobs>) {
+        self.hold(index, token, logprobs);
+    }
+
+    /// Keeps a token until its text goes out; false where it is dropped.
+    fn hold(&mut self, index: u32, token: TokenId, logprobs: Option<PositionLogprobs>) -> bool {
+        let sample = &mut self.samples[index as usize];
+        if let Some(clock) = sample.clock.as_mut().filter(|_| !sample.ended) {
+            clock.tick();
+        }
+        // Tokens that were under way when a stop string matched come too late.
+        if sample.ended || self.options.prompt_only {
+            return false;
+        }
+        sample.num_tokens += 1;
+        sample.held.push_back((token, logprobs));
+        true
+    }
+
     fn finished(&mut self, index: u32, reason: FinishReason) -> Option<Delta> {
+        let finish = if self.options.prompt_only { Finish::length() } else { Finish::of_engine(reason) };
+        self.finish(index, finish)
+    }
+
+    /// The sample has ended in the engine. Gives its last delta, if it has not ended before.
+    pub fn finish(&mut self, index: u32, finish: Finish) -> Option<Delta> {
         let sample = &mut self.samples[index as usize];
         if sample.ended {
             return None;
         }
         let stopped = sample.finish_text();
-        sample.pending.finish = Some(match stopped {
-            Some(end) => end.finish(&self.options),
-            None if self.options.prompt_only => Finish::length(),
-            None => Finish::of_engine(reason),
-        });
+        sample.pending.finish = Some(stopped.map_or(finish, |end| end.finish(&self.options)));
         Some(self.end(index, false))
+    }
+
+    /// Gives the tokens whose text is not wholly out, before the text.
+    pub fn take_held(&mut self, index: u32) -> Delta {
+        self.samples[index as usize].take_held()
+    }
+
+    /// What all samples have used so far.
+    pub fn usage(&self) -> Usage {
+        self.usage_of(&self.samples)
     }
 
     /// The samples that have not ended.
@@ -223,13 +249,7 @@ impl PromptFold {
     /// Ends the samples that have not ended. Gives the last delta of each.
     pub fn abort(&mut self) -> Vec<Delta> {
         let unfinished: Vec<u32> = self.unfinished().collect();
-        let end = |index: u32| {
-            let sample = &mut self.samples[index as usize];
-            let stopped = sample.finish_text();
-            sample.pending.finish = Some(stopped.map_or(Finish::aborted(), |end| end.finish(&self.options)));
-            sample.end(self.options.named_tool)
-        };
-        unfinished.into_iter().map(end).collect()
+        unfinished.into_iter().filter_map(|index| self.finish(index, Finish::aborted())).collect()
     }
 
     /// The last delta of a sample. `early`: the engine does not know yet that it has ended.
@@ -330,7 +350,7 @@ impl AnswerFold {
 
     /// Of all prompts and choices so far.
     pub fn usage(&self) -> Usage {
-        self.prompts.iter().map(|prompt| prompt.usage_of(&prompt.samples)).sum()
+        self.prompts.iter().map(PromptFold::usage).sum()
     }
 
     /// Of one choice so far.

@@ -1,7 +1,8 @@
 //! What a request has used, as answers tell it.
 
+use crate::body::fields::typed_fields;
 use pagetide_engine::bill::KvBill;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::iter::Sum;
 use std::ops::Add;
@@ -48,6 +49,35 @@ pub struct KvUsage {
     /// How long answers were paused, added up.
     pub paused_ms: u64,
 }
+
+/// How long a request took, as vLLM's servers say it. This server passes it on.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, ToSchema)]
+pub struct RequestMetrics {
+    time_to_first_token_ms: Option<f64>,
+    generation_time_ms: Option<f64>,
+    queue_time_ms: Option<f64>,
+    mean_itl_ms: Option<f64>,
+    tokens_per_second: Option<f64>,
+    speculative_decoding: Option<SpeculationMetrics>,
+}
+
+/// How many draft tokens a request's speculative decoding accepted.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, ToSchema)]
+struct SpeculationMetrics {
+    mean_acceptance_length: f64,
+    draft_acceptance_rate: f64,
+    /// Number of steps that accepted 0, 1, 2 … draft tokens.
+    acceptance_histogram: Vec<u64>,
+    num_spec_steps: u64,
+    num_accepted_draft_tokens: u64,
+    num_draft_tokens: u64,
+    num_spec_tokens: u64,
+    /// Of each step.
+    per_step_accepted: Option<Vec<u64>>,
+    per_step_drafted: Option<Vec<u64>>,
+}
+
+typed_fields!(RequestMetrics);
 
 /// Prompt tokens that were cached, by where.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]

@@ -1,8 +1,10 @@
 //! vLLM's API beside OpenAI's.
 
 pub mod abort;
+pub mod derender;
 pub mod generate;
 pub mod generated;
+pub mod given;
 pub mod render;
 pub mod rerank;
 pub mod score;

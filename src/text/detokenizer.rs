@@ -42,16 +42,7 @@ struct DetokenizerState {
 impl Detokenizer {
     /// A detokenizer that continues after `prompt`. Only the last few tokens of the prompt are read.
     pub fn new(tokenizer: Arc<Tokenizer>, prompt: &[TokenId], skip_special_tokens: bool) -> Self {
-        let mut state = DetokenizerState {
-            skip_special_tokens,
-            kept: Arc::default(),
-            joins_added: false,
-            after_added: false,
-            at_start: true,
-            strip_left: tokenizer.pieces().strip_start().map_or(0, |(_, count)| count),
-            pending: Vec::new(),
-            word: String::new(),
-        };
+        let mut state = DetokenizerState::new(&tokenizer, skip_special_tokens);
         let tail = state.relevant_tail(&tokenizer, prompt);
         if tail > 0 {
             state.at_start = false;
@@ -63,6 +54,14 @@ impl Detokenizer {
             certain.clear();
         }
         Self { tokenizer, state }
+    }
+
+    /// Where the last tokens of `tokens` begin that a detokenizer has to know to continue them: one after these is the
+    /// same as one after all.
+    pub fn relevant_from(tokenizer: &Tokenizer, tokens: &[TokenId], skip_special_tokens: bool) -> usize {
+        let state = DetokenizerState::new(tokenizer, skip_special_tokens);
+        // One more says that they are not the beginning of a text.
+        state.relevant_tail(tokenizer, tokens).saturating_sub(1)
     }
 
     /// Sets special tokens that become text although others are skipped.
@@ -102,6 +101,20 @@ impl Detokenizer {
 }
 
 impl DetokenizerState {
+    /// Before the first token.
+    fn new(tokenizer: &Tokenizer, skip_special_tokens: bool) -> Self {
+        Self {
+            skip_special_tokens,
+            kept: Arc::default(),
+            joins_added: false,
+            after_added: false,
+            at_start: true,
+            strip_left: tokenizer.pieces().strip_start().map_or(0, |(_, count)| count),
+            pending: Vec::new(),
+            word: String::new(),
+        }
+    }
+
     /// The piece of the token; `None` if the id has no token or the token is skipped.
     fn piece<'a>(&self, tokenizer: &'a Tokenizer, token: TokenId) -> Option<TokenPiece<'a>> {
         let is_skipped =

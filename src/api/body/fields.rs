@@ -1,6 +1,8 @@
 //! Fields of a body: which there are, and how each is read.
 
 use super::ids::Ids;
+use super::json::ParsedBody;
+use super::nested::Objects;
 use crate::checks::type_error;
 use pagetide_base::error::ApiError;
 use serde::Deserialize;
@@ -27,6 +29,13 @@ pub trait FieldSource {
 
     /// An array as token ids or prompts, and anything else as it is.
     fn ids(&mut self) -> Result<Result<Ids, Value>, Self::Error>;
+
+    /// An object as the fields of `B`, and anything else as it is.
+    fn object<B: BodyFields>(&mut self) -> Result<Result<ParsedBody<B>, Value>, Self::Error>;
+
+    /// An array of objects, of which the first `most` are kept, and anything else as it is. `None`: as many as a batch
+    /// may have prompts.
+    fn objects<B: BodyFields>(&mut self, most: Option<usize>) -> Result<Result<Objects<B>, Value>, Self::Error>;
 
     /// The field is wrong.
     fn problem(&mut self, name: &str, error: ApiError);
@@ -243,8 +252,8 @@ macro_rules! body_fields {
             $($(#[$field_meta:meta])* $field_vis:vis $field:ident: $type:ty,)*
         }
     ) => {
-        $(#[$meta])*
         #[derive(Debug, Default, utoipa::ToSchema)]
+        $(#[$meta])*
         $vis struct $name {
             $($(#[$field_meta])* $field_vis $field: $type,)*
         }

@@ -4,6 +4,7 @@
 
 use super::fields::{BodyFields, FieldProblems, FieldSource};
 use super::ids::{Ids, IdsSeed};
+use super::nested::{Objects, ObjectsSeed};
 use super::value::{Bounds, Count, ValueSeed};
 use pagetide_base::error::ApiError;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
@@ -33,23 +34,11 @@ pub fn read_value<B: BodyFields>(value: &Value) -> Result<ParsedBody<B>, ApiErro
     BodySeed::new(&count).deserialize(value).map_err(|error| count.error(&error))
 }
 
-struct BodySeed<'a, B> {
-    count: &'a Count,
-    body: PhantomData<B>,
-}
+struct BodySeed<'a, B>(ObjectSeed<'a, B>);
 
 impl<'a, B> BodySeed<'a, B> {
     fn new(count: &'a Count) -> Self {
-        Self { count, body: PhantomData }
-    }
-}
-
-impl<B: BodyFields> BodySeed<'_, B> {
-    /// The body is something else than an object.
-    fn not_an_object<E>(_: Value) -> Result<ParsedBody<B>, E> {
-        let mut problems = FieldProblems::default();
-        problems.add("", ApiError::bad_request("the request body must be a JSON object"));
-        Ok(ParsedBody { body: B::default(), problems })
+        Self(ObjectSeed::new(count))
     }
 }
 
@@ -57,18 +46,43 @@ impl<'de, B: BodyFields> DeserializeSeed<'de> for BodySeed<'_, B> {
     type Value = ParsedBody<B>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<ParsedBody<B>, D::Error> {
+        let read = self.0.deserialize(deserializer)?;
+        Ok(read.unwrap_or_else(|_| {
+            let mut problems = FieldProblems::default();
+            problems.add("", ApiError::bad_request("the request body must be a JSON object"));
+            ParsedBody { body: B::default(), problems }
+        }))
+    }
+}
+
+/// Reads an object as its fields, and anything else as it is.
+pub(super) struct ObjectSeed<'a, B> {
+    count: &'a Count,
+    body: PhantomData<B>,
+}
+
+impl<'a, B> ObjectSeed<'a, B> {
+    pub(super) fn new(count: &'a Count) -> Self {
+        Self { count, body: PhantomData }
+    }
+}
+
+impl<'de, B: BodyFields> DeserializeSeed<'de> for ObjectSeed<'_, B> {
+    type Value = Result<ParsedBody<B>, Value>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
         deserializer.deserialize_any(self)
     }
 }
 
-impl<'de, B: BodyFields> Visitor<'de> for BodySeed<'_, B> {
-    type Value = ParsedBody<B>;
+impl<'de, B: BodyFields> Visitor<'de> for ObjectSeed<'_, B> {
+    type Value = Result<ParsedBody<B>, Value>;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str("a JSON value")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ParsedBody<B>, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
         let mut body = B::default();
         let mut fields = MapFields { map, input: PhantomData, count: self.count, problems: FieldProblems::default() };
         // The last of several fields of one name counts, as everywhere in JSON.
@@ -78,35 +92,35 @@ impl<'de, B: BodyFields> Visitor<'de> for BodySeed<'_, B> {
                 fields.map.next_value::<IgnoredAny>()?;
             }
         }
-        Ok(ParsedBody { body, problems: fields.problems })
+        Ok(Ok(ParsedBody { body, problems: fields.problems }))
     }
 
-    fn visit_bool<E: Error>(self, value: bool) -> Result<ParsedBody<B>, E> {
-        ValueSeed(self.count).visit_bool(value).and_then(Self::not_an_object)
+    fn visit_bool<E: Error>(self, value: bool) -> Result<Self::Value, E> {
+        ValueSeed(self.count).visit_bool(value).map(Err)
     }
 
-    fn visit_i64<E: Error>(self, value: i64) -> Result<ParsedBody<B>, E> {
-        ValueSeed(self.count).visit_i64(value).and_then(Self::not_an_object)
+    fn visit_i64<E: Error>(self, value: i64) -> Result<Self::Value, E> {
+        ValueSeed(self.count).visit_i64(value).map(Err)
     }
 
-    fn visit_u64<E: Error>(self, value: u64) -> Result<ParsedBody<B>, E> {
-        ValueSeed(self.count).visit_u64(value).and_then(Self::not_an_object)
+    fn visit_u64<E: Error>(self, value: u64) -> Result<Self::Value, E> {
+        ValueSeed(self.count).visit_u64(value).map(Err)
     }
 
-    fn visit_f64<E: Error>(self, value: f64) -> Result<ParsedBody<B>, E> {
-        ValueSeed(self.count).visit_f64(value).and_then(Self::not_an_object)
+    fn visit_f64<E: Error>(self, value: f64) -> Result<Self::Value, E> {
+        ValueSeed(self.count).visit_f64(value).map(Err)
     }
 
-    fn visit_str<E: Error>(self, value: &str) -> Result<ParsedBody<B>, E> {
-        ValueSeed(self.count).visit_str(value).and_then(Self::not_an_object)
+    fn visit_str<E: Error>(self, value: &str) -> Result<Self::Value, E> {
+        ValueSeed(self.count).visit_str(value).map(Err)
     }
 
-    fn visit_unit<E: Error>(self) -> Result<ParsedBody<B>, E> {
-        ValueSeed(self.count).visit_unit().and_then(Self::not_an_object)
+    fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
+        ValueSeed(self.count).visit_unit().map(Err)
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<ParsedBody<B>, A::Error> {
-        ValueSeed(self.count).visit_seq(seq).and_then(Self::not_an_object)
+    fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Self::Value, A::Error> {
+        ValueSeed(self.count).visit_seq(seq).map(Err)
     }
 }
 
@@ -127,6 +141,16 @@ impl<'de, A: MapAccess<'de>> FieldSource for MapFields<'_, 'de, A> {
 
     fn ids(&mut self) -> Result<Result<Ids, Value>, A::Error> {
         self.map.next_value_seed(IdsSeed(self.count))
+    }
+
+    fn object<B: BodyFields>(&mut self) -> Result<Result<ParsedBody<B>, Value>, A::Error> {
+        self.count.add()?;
+        self.map.next_value_seed(ObjectSeed::new(self.count))
+    }
+
+    fn objects<B: BodyFields>(&mut self, most: Option<usize>) -> Result<Result<Objects<B>, Value>, A::Error> {
+        let most = most.unwrap_or(self.count.bounds.max_prompts);
+        self.map.next_value_seed(ObjectsSeed::new(self.count, most))
     }
 
     fn problem(&mut self, name: &str, error: ApiError) {

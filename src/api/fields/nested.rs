@@ -3,6 +3,7 @@
 
 use super::sampling::SamplingFields;
 use crate::body::{BodyFields, FieldSource, ParsedBody, read_value};
+use crate::checks::renamed;
 use pagetide_base::error::ApiError;
 use serde_json::{Map, Value};
 use std::fmt::Debug;
@@ -57,14 +58,6 @@ pub fn as_nested<N: NestedNames>(error: ApiError) -> ApiError {
     let name = error.param.as_deref().and_then(|param| param.split(['.', '[']).next());
     let is_one = N::NAMES.iter().any(|(_, shared)| Some(*shared) == name);
     if is_one { below::<N>(error) } else { error }
-}
-
-fn renamed(error: ApiError, from: &str, to: String) -> ApiError {
-    let message = match error.message.strip_prefix(from) {
-        Some(rest) => format!("{to}{rest}"),
-        None => error.message,
-    };
-    ApiError { param: Some(to), message, ..error }
 }
 
 #[cfg(test)]

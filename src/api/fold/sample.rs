@@ -29,6 +29,8 @@ pub(super) struct SampleFold {
     lines: Option<(LineLimits, LineScan)>,
     /// Tokens whose text is not wholly out.
     pub(super) held: VecDeque<(TokenId, Option<PositionLogprobs>)>,
+    /// Tokens that went out before their text.
+    num_ahead: usize,
     /// What goes out with the next delta.
     pub(super) pending: Delta,
     pub(super) ended: bool,
@@ -75,6 +77,7 @@ impl SampleFold {
             clock: (options.timings || options.lines.max_time.is_some()).then(TokenClock::start),
             lines: (options.lines != LineLimits::default()).then(|| (options.lines.clone(), LineScan::default())),
             held: VecDeque::new(),
+            num_ahead: 0,
             pending: Delta {
                 choice,
                 text: echo.to_owned(),
@@ -122,10 +125,7 @@ impl SampleFold {
     /// The last delta, with the finish that is pending. `named_tool`: see [`AnswerOptions::named_tool`].
     pub(super) fn end(&mut self, named_tool: bool) -> Delta {
         self.ended = true;
-        let offset = self.echo_chars + self.output_chars;
-        for (token, logprobs) in std::mem::take(&mut self.held) {
-            self.pending.push_token(token, offset, logprobs);
-        }
+        self.push_held();
         if let Some(chat) = &mut self.chat {
             chat.finish(&mut self.pending.pieces);
             if let Some(finish) = &mut self.pending.finish
@@ -139,6 +139,21 @@ impl SampleFold {
         self.next_delta()
     }
 
+    /// Moves the tokens whose text is not wholly out to what goes out next.
+    fn push_held(&mut self) {
+        let offset = self.echo_chars + self.output_chars;
+        self.num_ahead += self.held.len();
+        for (token, logprobs) in std::mem::take(&mut self.held) {
+            self.pending.push_token(token, offset, logprobs);
+        }
+    }
+
+    /// The next delta, with those tokens.
+    pub(super) fn take_held(&mut self) -> Delta {
+        self.push_held();
+        self.next_delta()
+    }
+
     /// Moves text that is certain, and the tokens that are wholly in it, to what goes out next.
     fn take(&mut self, piece: Piece) {
         self.output_chars += piece.text.chars().count();
@@ -146,7 +161,9 @@ impl SampleFold {
         if let Some(chat) = &mut self.chat {
             chat.push(&piece.text, &mut self.pending.pieces);
         }
-        for offset in piece.token_offsets {
+        let ahead = self.num_ahead.min(piece.token_offsets.len());
+        self.num_ahead -= ahead;
+        for offset in piece.token_offsets.into_iter().skip(ahead) {
             let (token, logprobs) = self.held.pop_front().expect("every token pushed was put here before");
             self.pending.push_token(token, self.echo_chars + offset, logprobs);
         }

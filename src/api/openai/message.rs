@@ -88,6 +88,11 @@ impl<'a> ChatMessageDelta<'a> {
         Self { role: Some("assistant"), content: Some("".into()), ..Self::default() }
     }
 
+    /// The same, which says whose message it is.
+    pub fn with_role(self) -> Self {
+        Self { role: Some("assistant"), ..self }
+    }
+
     /// Of the pieces of a delta.
     pub fn new(pieces: &'a [ChatPiece]) -> Self {
         Self { role: None, content: content(pieces), reasoning: ReasoningTexts::new(pieces), tool_calls: calls(pieces) }

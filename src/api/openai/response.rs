@@ -9,10 +9,11 @@ use crate::id::unix_time_s;
 use crate::model_info::ModelInfo;
 use crate::request::{AnswerOptions, ApiRequest};
 use crate::timings::Timings;
-use crate::usage::Usage;
+use crate::usage::{RequestMetrics, Usage};
 use pagetide_base::ids::TokenId;
 use pagetide_text::tokenizer::Tokenizer;
 use serde::{Serialize, Serializer};
+use serde_json::Value;
 use std::sync::Arc;
 
 /// What may change the output for the same seed: the program's version.
@@ -61,14 +62,41 @@ struct ChunkBody<'a> {
 /// A whole answer. It becomes JSON as it is written, one choice after the other: log-probabilities are large.
 pub struct WholeAnswer {
     answer: OpenAiAnswer,
-    /// All that each choice gained, in the order of the answer.
-    choices: Vec<Delta>,
+    /// In the order of the answer.
+    choices: Vec<WholeChoice>,
     prompts: Vec<AnsweredPrompt>,
-    /// Choices of each prompt, those that are not in the answer included.
-    num_samples: u32,
     usage: Usage,
     /// Of the first choice.
     timings: Option<Timings>,
+    passed_on: Option<PassedOn>,
+}
+
+/// A choice of a whole answer.
+pub struct WholeChoice {
+    pub index: u32,
+    /// The number of the prompt that it answers.
+    pub prompt: usize,
+    /// All that it gained.
+    pub delta: Delta,
+}
+
+/// What another server has said of the prompts, which the answer says as it is.
+#[derive(Default)]
+pub struct PassedOn {
+    /// Of each prompt; null where there are none.
+    pub prompt_logprobs: Vec<Value>,
+    pub kv_transfer_params: Value,
+    pub metrics: Option<RequestMetrics>,
+}
+
+/// A part of a streamed answer by itself: one choice at most.
+pub struct AnswerPart {
+    pub answer: OpenAiAnswer,
+    pub delta: Option<Delta>,
+    /// The part says the role of the message.
+    pub has_role: bool,
+    pub usage: Option<Usage>,
+    pub metrics: Option<RequestMetrics>,
 }
 
 impl Serialize for WholeAnswer {
@@ -83,41 +111,80 @@ impl Serialize for WholeAnswer {
             timings: Option<Timings>,
             #[serde(flatten)]
             prompt: PromptFields<'a>,
+            #[serde(flatten)]
+            passed_on: Option<PassedOnFields<'a>>,
         }
-        let Self { answer, choices, usage, timings, .. } = self;
+        #[derive(Serialize)]
+        struct PassedOnFields<'a> {
+            kv_transfer_params: &'a Value,
+            metrics: &'a Option<RequestMetrics>,
+        }
+        let Self { answer, choices, usage, timings, passed_on, .. } = self;
         let is_chat = answer.endpoint == Endpoint::Chat;
-        let choice = |(delta, index)| self.choice(delta, index);
         let whole = Whole {
             head: answer.head(if is_chat { "chat.completion" } else { "text_completion" }),
-            choices: Lazily(|| choices.iter().zip(0..).map(choice)),
+            choices: Lazily(|| choices.iter().map(|choice| self.choice(choice))),
             usage: *usage,
             timings: *timings,
             prompt: if is_chat { self.prompt_fields(0) } else { PromptFields::default() },
+            passed_on: passed_on.as_ref().map(|PassedOn { kv_transfer_params, metrics, .. }| PassedOnFields {
+                kv_transfer_params,
+                metrics,
+            }),
         };
         whole.serialize(serializer)
     }
 }
 
+impl Serialize for AnswerPart {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Part<'a> {
+            #[serde(flatten)]
+            head: AnswerHead<'a>,
+            #[serde(flatten)]
+            body: ChunkBody<'a>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            metrics: &'a Option<RequestMetrics>,
+        }
+        let Self { answer, delta, has_role, usage, metrics } = self;
+        let choice = delta.as_ref().map(|delta| {
+            let content = match answer.endpoint {
+                Endpoint::Completion => ChoiceContent::Text(&delta.text),
+                Endpoint::Chat if *has_role => ChoiceContent::Delta(answer.message_delta(delta).with_role()),
+                Endpoint::Chat => ChoiceContent::Delta(answer.message_delta(delta)),
+            };
+            AnswerChoice { content, ..answer.choice(delta) }
+        });
+        let body = ChunkBody { choices: choice.as_slice(), usage: usage.map(Some), ..ChunkBody::default() };
+        Part { head: answer.head(answer.chunk_object()), body, metrics }.serialize(serializer)
+    }
+}
+
 impl WholeAnswer {
-    fn choice<'a>(&'a self, delta: &'a Delta, index: u32) -> AnswerChoice<'a> {
+    fn choice<'a>(&'a self, WholeChoice { index, prompt, delta }: &'a WholeChoice) -> AnswerChoice<'a> {
         let (content, prompt) = match self.answer.endpoint {
             Endpoint::Chat => (ChoiceContent::Message(ChatMessage::new(&delta.pieces)), PromptFields::default()),
-            Endpoint::Completion => (ChoiceContent::Text(&delta.text), self.prompt_fields(delta.choice)),
+            Endpoint::Completion => (ChoiceContent::Text(&delta.text), self.prompt_fields(*prompt)),
         };
         let choice = self.answer.choice(delta);
-        AnswerChoice { index, content, prompt, token_ids: Some(choice.token_ids.flatten()), ..choice }
+        AnswerChoice { index: *index, content, prompt, token_ids: Some(choice.token_ids.flatten()), ..choice }
     }
 
-    fn prompt_fields(&self, choice: u32) -> PromptFields<'_> {
+    fn prompt_fields(&self, number: usize) -> PromptFields<'_> {
         let OpenAiAnswer { options, tokenizer, .. } = &self.answer;
-        let prompt = &self.prompts[(choice / self.num_samples) as usize];
+        let prompt = &self.prompts[number];
         let logprobs = |num_top| PromptLogprobs {
             tokenizer,
             logprobs: prompt.facts.logprobs.as_deref().unwrap_or_default(),
             num_top,
         };
+        let prompt_logprobs = match &self.passed_on {
+            Some(passed_on) => passed_on.prompt_logprobs.get(number).map(PromptLogprobsFrom::Passed),
+            None => options.prompt_logprobs.map(logprobs).map(PromptLogprobsFrom::Own),
+        };
         PromptFields {
-            prompt_logprobs: Some(options.prompt_logprobs.map(logprobs)),
+            prompt_logprobs: Some(prompt_logprobs),
             prompt_token_ids: Some(options.return_token_ids.then_some(&prompt.tokens)),
         }
     }
@@ -141,9 +208,16 @@ where
 #[derive(Default, Serialize)]
 struct PromptFields<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
-    prompt_logprobs: Option<Option<PromptLogprobs<'a>>>,
+    prompt_logprobs: Option<Option<PromptLogprobsFrom<'a>>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_token_ids: Option<Option<&'a [TokenId]>>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum PromptLogprobsFrom<'a> {
+    Own(PromptLogprobs<'a>),
+    Passed(&'a Value),
 }
 
 #[derive(Default, Serialize)]
@@ -184,23 +258,31 @@ impl OpenAiAnswer {
             Endpoint::Chat => "chatcmpl",
             Endpoint::Completion => "cmpl",
         };
+        Self::with_id(endpoint, format!("{prefix}-{}", request.id), request.answer.clone(), model)
+    }
+
+    /// An answer with this id.
+    pub fn with_id(endpoint: Endpoint, id: String, options: AnswerOptions, model: &ModelInfo) -> Self {
         let mut answer = Self {
             endpoint,
-            id: format!("{prefix}-{}", request.id),
+            id,
             created_s: unix_time_s(),
             model: model.served_name.clone(),
             chunk_head: Vec::new(),
             tokenizer: Arc::clone(&model.tokenizer),
             eos_token_ids: model.eos_token_ids.clone(),
-            options: request.answer.clone(),
+            options,
         };
-        let object = match endpoint {
-            Endpoint::Chat => "chat.completion.chunk",
-            Endpoint::Completion => "text_completion",
-        };
-        answer.chunk_head = serde_json::to_vec(&answer.head(object)).expect(PLAIN);
+        answer.chunk_head = serde_json::to_vec(&answer.head(answer.chunk_object())).expect(PLAIN);
         answer.chunk_head.pop();
         answer
+    }
+
+    fn chunk_object(&self) -> &'static str {
+        match self.endpoint {
+            Endpoint::Chat => "chat.completion.chunk",
+            Endpoint::Completion => "text_completion",
+        }
     }
 
     fn head(&self, object: &'static str) -> AnswerHead<'_> {
@@ -212,7 +294,21 @@ impl OpenAiAnswer {
     pub fn whole(self, choices: Vec<Delta>, answers: AnswerFold) -> WholeAnswer {
         let (usage, num_samples) = (answers.usage(), answers.num_samples());
         let timings = choices.first().and_then(|first| answers.timings(first.choice));
-        WholeAnswer { answer: self, choices, prompts: answers.into_prompts(), num_samples, usage, timings }
+        let choice =
+            |(index, delta): (u32, Delta)| WholeChoice { index, prompt: (delta.choice / num_samples) as usize, delta };
+        let choices = (0..).zip(choices).map(choice).collect();
+        WholeAnswer { answer: self, choices, prompts: answers.into_prompts(), usage, timings, passed_on: None }
+    }
+
+    /// The whole answer to prompts that another server has run.
+    pub fn whole_passed_on(
+        self,
+        choices: Vec<WholeChoice>,
+        prompts: Vec<AnsweredPrompt>,
+        usage: Usage,
+        passed_on: PassedOn,
+    ) -> WholeAnswer {
+        WholeAnswer { answer: self, choices, prompts, usage, timings: None, passed_on: Some(passed_on) }
     }
 
     /// Whether a choice's first chunk says its role.

@@ -18,11 +18,11 @@ use pagetide_api::openapi::{Operation, Tag};
 use pagetide_api::vllm::generated::GeneratedAnswer;
 use pagetide_api::vllm::rerank::RerankRequest;
 use pagetide_api::vllm::score::{ScoreList, ScoreRequest};
-use pagetide_api::vllm::{abort, generate, render, rerank, score};
+use pagetide_api::vllm::{abort, derender, generate, render, rerank, score};
 use pagetide_base::error::ApiError;
 use serde_json::json;
 
-pub static PATHS: [ApiPath; 25] = [
+pub static PATHS: [ApiPath; 27] = [
     post("/tokenize", || web::to(tokenize), tokenize::describe_tokenize),
     post("/detokenize", || web::to(detokenize), tokenize::describe_detokenize),
     post("/v1/chat/completions/batch", || web::to(chat_batch), chat::describe_batch),
@@ -38,6 +38,8 @@ pub static PATHS: [ApiPath; 25] = [
     ),
     post("/v1/responses/render", || web::to(render_response), || render::describe("render_response", "/v1/responses")),
     post("/v1/messages/render", || web::to(render_message), || render::describe("render_message", "/v1/messages")),
+    post("/v1/chat/completions/derender", || web::to(derender_chat), derender::describe_chat),
+    post("/v1/completions/derender", || web::to(derender_completion), derender::describe_completion),
     post("/inference/v1/generate", || web::to(generate), generate::describe),
     get("/tokenizer_info", || web::to(tokenizer_info), describe_tokenizer_info),
     post("/pooling", || web::to(pooling), embeddings::describe_pooling),
@@ -92,6 +94,18 @@ async fn render_response(
 
 async fn render_message(handle: SubmittingHandle, request: HttpRequest, body: Body) -> Result<HttpResponse, HttpError> {
     convert(&handle, &request, body, render::messages).await
+}
+
+async fn derender_chat(handle: SubmittingHandle, request: HttpRequest, body: Body) -> Result<HttpResponse, HttpError> {
+    convert(&handle, &request, body, derender::chat).await
+}
+
+async fn derender_completion(
+    handle: SubmittingHandle,
+    request: HttpRequest,
+    body: Body,
+) -> Result<HttpResponse, HttpError> {
+    convert(&handle, &request, body, derender::completion).await
 }
 
 async fn generate(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, HttpError> {
