@@ -181,6 +181,8 @@ pub struct AnswerOptions {
     pub timings: bool,
     /// What ends the text at a line.
     pub lines: LineLimits,
+    /// The token that ends the reasoning counts as reasoning, as in SGLang's own answers.
+    pub counts_reasoning_end: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize, ToSchema)]

@@ -11,5 +11,6 @@ mod pieces;
 mod python;
 mod spaces;
 pub mod stop;
+pub mod stop_regex;
 pub mod tokenizer;
 pub mod truncation;

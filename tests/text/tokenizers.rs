@@ -1,7 +1,7 @@
 use crate::{data, read};
 use pagetide::ids::TokenId;
 use pagetide::text::detokenizer::Detokenizer;
-use pagetide::text::output::{OutputOptions, OutputText};
+use pagetide::text::output::{OutputOptions, OutputText, StopMatch};
 use pagetide::text::tokenizer::{SpecialToken, Tokenizer};
 use proptest::prelude::*;
 use serde::Deserialize;
@@ -316,7 +316,11 @@ proptest! {
         match stop.iter().enumerate().filter_map(ends).min() {
             Some((end, begin, which)) => {
                 prop_assert_eq!(&text, &whole[..if include { end } else { begin }]);
-                prop_assert_eq!(stopped.map(|found| &stop[found]), Some(&stop[which]));
+                let found = stopped.map(|found| match found {
+                    StopMatch::String(found) => &stop[found],
+                    StopMatch::Regex(_) => unreachable!("there are no expressions"),
+                });
+                prop_assert_eq!(found, Some(&stop[which]));
             }
             None => {
                 prop_assert_eq!(&text, &whole);

@@ -88,6 +88,7 @@ impl SamplingFields {
             ("prompt_logprobs", params.prompt_logprobs.is_some() && !answer.echo),
             ("echo", params.prompt_logprobs.is_some() && answer.echo),
             ("stop", !answer.text.stop.is_empty()),
+            ("stop_regex", !answer.text.stop_regexes.is_empty()),
             ("max_tokens", answer.prompt_only),
         ];
         match refused.into_iter().chain(self.given_samplers(params)).find(|(_, given)| *given) {

@@ -11,6 +11,7 @@ use pagetide_base::error::ApiError;
 use pagetide_base::sampling::params::{MAX_REPETITION_PENALTY, MAX_TEMPERATURE, SamplingParams, TokenMask};
 use pagetide_text::grammar::{GrammarRequest, GrammarSpec, close_objects};
 use pagetide_text::output::OutputOptions;
+use pagetide_text::stop_regex::{BadStopRegex, StopRegexes};
 use pagetide_text::truncation::{Side, Truncation};
 use serde_json::{Map, Value};
 use std::sync::Arc;
@@ -20,6 +21,9 @@ pub const MAX_N: i64 = 128;
 /// Most likely tokens reported at most, of one position.
 pub const MAX_LOGPROBS: i64 = 20;
 pub const MAX_STOP_STRINGS: usize = 16;
+/// As in SGLang.
+const MAX_STOP_REGEXES: usize = 32;
+const MAX_STOP_REGEX_BYTES: usize = 256;
 /// Every sampled token is looked up in this list.
 pub const MAX_STOP_TOKEN_IDS: usize = 256;
 /// Characters of a `cache_salt`.
@@ -58,6 +62,10 @@ body_fields! {
         /// A string that ends the answer, or up to 16 of them; left out of it.
         #[schema(value_type = Option<StopStrings>)]
         pub stop: Option<Value>,
+        /// A regular expression, or up to 32 of them: the answer ends with the token that completes a match, which stays
+        /// in it. Each has at most 256 bytes, no look-around and no references back.
+        #[schema(value_type = Option<StopStrings>)]
+        pub stop_regex: Option<Value>,
         /// The answer ends after the stop string or stop token, not before it.
         #[schema(default = false)]
         pub include_stop_str_in_output: bool,
@@ -292,6 +300,7 @@ impl SamplingFields {
                 skip_special_tokens: self.skip_special_tokens.unwrap_or(true),
                 join_added_tokens: self.spaces_between_special_tokens == Some(false),
                 stop: self.stop_strings(names.stop)?,
+                stop_regexes: self.stop_regexes()?,
                 include_stop_str_in_output: self.include_stop_str_in_output,
                 min_tokens: params.min_tokens as usize,
             },
@@ -345,28 +354,25 @@ impl SamplingFields {
     }
 
     fn stop_strings(&self, param: &str) -> Result<Vec<String>, ApiError> {
-        let text = |(i, item): (usize, &Value)| {
-            let param = format!("{param}[{i}]");
-            let text = item.as_str().map(str::to_owned);
-            text.ok_or_else(|| ApiError::invalid(&param, format!("{param} must be a string, got {}", shown(item))))
-        };
-        let stop = match &self.stop {
-            None => Vec::new(),
-            Some(Value::String(text)) => vec![text.clone()],
-            Some(Value::Array(items)) => items.iter().enumerate().map(text).collect::<Result<_, _>>()?,
-            Some(other) => {
-                let message = format!("{param} must be a string or an array of strings, got {}", shown(other));
-                return Err(ApiError::invalid(param, message));
-            }
-        };
-        if stop.len() > MAX_STOP_STRINGS {
-            let message = format!("{param} must have at most {MAX_STOP_STRINGS} strings, got {}", stop.len());
-            return Err(ApiError::invalid(param, message));
+        one_or_several(param, self.stop.as_ref(), MAX_STOP_STRINGS)
+    }
+
+    fn stop_regexes(&self) -> Result<StopRegexes, ApiError> {
+        const PARAM: &str = "stop_regex";
+        let patterns = one_or_several(PARAM, self.stop_regex.as_ref(), MAX_STOP_REGEXES)?;
+        if let Some(long) = patterns.iter().find(|pattern| pattern.len() > MAX_STOP_REGEX_BYTES) {
+            let message = format!("{PARAM} must have at most {MAX_STOP_REGEX_BYTES} bytes, got {}", long.len());
+            return Err(ApiError::invalid(PARAM, message));
         }
-        if stop.iter().any(String::is_empty) {
-            return Err(ApiError::invalid(param, format!("{param} must not contain an empty string")));
-        }
-        Ok(stop)
+        StopRegexes::new(patterns).map_err(|BadStopRegex { index, message }| {
+            let place =
+                if matches!(self.stop_regex, Some(Value::Array(_))) { format!("[{index}]") } else { String::new() };
+            let param = format!("{PARAM}{place}");
+            ApiError::invalid(
+                &param,
+                format!("{param} must be a regular expression that this server can run: {message}"),
+            )
+        })
     }
 
     fn stop_token_ids(&self, vocab_size: u32) -> Result<Vec<u32>, ApiError> {
@@ -436,6 +442,32 @@ impl SamplingFields {
         }
         Ok(by_id)
     }
+}
+
+/// A text, or an array of at most `most`, none of them empty.
+fn one_or_several(param: &str, given: Option<&Value>, most: usize) -> Result<Vec<String>, ApiError> {
+    let text = |(i, item): (usize, &Value)| {
+        let param = format!("{param}[{i}]");
+        let text = item.as_str().map(str::to_owned);
+        text.ok_or_else(|| ApiError::invalid(&param, format!("{param} must be a string, got {}", shown(item))))
+    };
+    let texts = match given {
+        None => Vec::new(),
+        Some(Value::String(text)) => vec![text.clone()],
+        Some(Value::Array(items)) => items.iter().enumerate().map(text).collect::<Result<_, _>>()?,
+        Some(other) => {
+            let message = format!("{param} must be a string or an array of strings, got {}", shown(other));
+            return Err(ApiError::invalid(param, message));
+        }
+    };
+    if texts.len() > most {
+        let message = format!("{param} must have at most {most} strings, got {}", texts.len());
+        return Err(ApiError::invalid(param, message));
+    }
+    if texts.iter().any(String::is_empty) {
+        return Err(ApiError::invalid(param, format!("{param} must not contain an empty string")));
+    }
+    Ok(texts)
 }
 
 /// A number of most likely tokens to report.

@@ -44,6 +44,7 @@ pub const SHARED: &[&str] = &[
     "seed",
     "skip_special_tokens",
     "spaces_between_special_tokens",
+    "stop_regex",
     "stop_token_ids",
     "stream",
     "structured_outputs",

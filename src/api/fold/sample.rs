@@ -7,7 +7,7 @@ use crate::timings::TokenClock;
 use pagetide_base::ids::TokenId;
 use pagetide_base::sampling::params::PositionLogprobs;
 use pagetide_text::chat_output::{ChatParser, ChatPiece};
-use pagetide_text::output::{OutputText, Piece};
+use pagetide_text::output::{OutputText, Piece, StopMatch};
 use pagetide_text::tokenizer::Tokenizer;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,6 +21,7 @@ pub(super) struct SampleFold {
     pub(super) num_tokens: usize,
     /// How many of the tokens are reasoning.
     pub(super) num_reasoning: usize,
+    counts_reasoning_end: bool,
     /// Characters of the echoed prompt, which stands before the output.
     echo_chars: usize,
     output_chars: usize,
@@ -39,8 +40,8 @@ pub(super) struct SampleFold {
 /// Why the text of a sample ends before the engine ends it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum TextEnd {
-    /// The stop string of this number was found.
-    StopString(usize),
+    /// A stop string or a match was found.
+    Stop(StopMatch),
     /// The chat has as many tool calls as it may have.
     EnoughCalls,
     /// A line does not keep to [`LineLimits`].
@@ -50,7 +51,10 @@ pub(super) enum TextEnd {
 impl TextEnd {
     pub(super) fn finish(self, options: &AnswerOptions) -> Finish {
         match self {
-            TextEnd::StopString(index) => Finish::by_text(options.text.stop[index].clone()),
+            TextEnd::Stop(StopMatch::String(index)) => Finish::by_text(options.text.stop[index].clone()),
+            TextEnd::Stop(StopMatch::Regex(index)) => {
+                Finish::by_text(options.text.stop_regexes.pattern(index).to_owned())
+            }
             TextEnd::EnoughCalls => Finish::stop(),
             TextEnd::Line => Finish::length(),
         }
@@ -72,6 +76,7 @@ impl SampleFold {
             chat: options.chat.as_ref().map(|reading| ChatParser::new(reading, tokenizer, prompt)),
             num_tokens: 0,
             num_reasoning: 0,
+            counts_reasoning_end: options.counts_reasoning_end,
             echo_chars: echo.chars().count(),
             output_chars: 0,
             clock: (options.timings || options.lines.max_time.is_some()).then(TokenClock::start),
@@ -95,12 +100,12 @@ impl SampleFold {
         let was_reasoning = self.is_reasoning();
         self.take(piece);
         // A token that is a mark is not counted.
-        self.num_reasoning += usize::from(was_reasoning && self.is_reasoning());
+        self.num_reasoning += usize::from(was_reasoning && (self.is_reasoning() || self.counts_reasoning_end));
         if line_ended {
             return Some(TextEnd::Line);
         }
         if let Some(stop) = stopped {
-            return Some(TextEnd::StopString(stop));
+            return Some(TextEnd::Stop(stop));
         }
         self.chat.as_ref().is_some_and(ChatParser::is_full).then_some(TextEnd::EnoughCalls)
     }
@@ -110,7 +115,7 @@ impl SampleFold {
         let mut piece = self.text.finish();
         let (stopped, line_ended) = (piece.stopped, self.cut_at_line(&mut piece));
         self.take(piece);
-        if line_ended { Some(TextEnd::Line) } else { stopped.map(TextEnd::StopString) }
+        if line_ended { Some(TextEnd::Line) } else { stopped.map(TextEnd::Stop) }
     }
 
     /// Cuts the text where a line does not keep to the limits; true if one does not.

@@ -3,6 +3,7 @@
 use crate::body::fields::BodyFields;
 use crate::body::refused::{Off, Refused, RefusedField, RefusedTable, refuse};
 use crate::body::{FieldSource, body, body_fields};
+use crate::fields::forms::StopStrings;
 use crate::fields::nested::{NestedNames, NestedSampling, as_nested, below, read_nested};
 use crate::fields::sampling::{SamplingFields, max_tokens};
 use crate::fields::structured::StructuredFields;
@@ -38,6 +39,7 @@ impl NestedNames for SglangNames {
         ("skip_special_tokens", "skip_special_tokens"),
         ("spaces_between_special_tokens", "spaces_between_special_tokens"),
         ("stop", "stop"),
+        ("stop_regex", "stop_regex"),
         ("stop_token_ids", "stop_token_ids"),
         ("temperature", "temperature"),
         ("top_k", "top_k"),
@@ -74,9 +76,8 @@ impl RefusedTable for UnsupportedParams {
         refuse("custom_params", "leave it out"),
         refuse("ebnf_full_assistant", "leave it out"),
         refuse("is_normalized", "leave it out"),
-        refuse("stop_regex", "use stop"),
         refuse("stop_regex_max_len", "leave it out").unless(Off::Number(0.0)),
-        refuse("stop_regex_strs", "use stop"),
+        refuse("stop_regex_strs", "use stop_regex"),
         refuse("stop_str_max_len", "leave it out").unless(Off::Number(0.0)),
         refuse("stop_strs", "use stop"),
         refuse("structural_tag", "use json_schema, regex or ebnf"),
@@ -160,6 +161,10 @@ pub struct DescribedParams {
     sampling_seed: Option<i64>,
     /// Up to 16 strings that end the answer.
     stop: Option<Vec<String>>,
+    /// A regular expression, or up to 32 of them: the answer ends with the token that completes a match, which stays in
+    /// it. Each has at most 256 bytes, no look-around and no references back.
+    #[schema(value_type = Option<StopStrings>)]
+    stop_regex: Option<Value>,
     /// Token ids that end the answer.
     stop_token_ids: Option<Vec<i64>>,
     /// The answer ends after the stop string or stop token, not before it.

@@ -176,6 +176,9 @@ fn params(request: &ApiRequest, room: u32) -> Result<RenderedParams, ApiError> {
     if !params.bad_words.is_empty() {
         return cannot("bad_words");
     }
+    if !answer.text.stop_regexes.is_empty() {
+        return cannot("stop_regex");
+    }
     if request.num_samples() != *n {
         return cannot("best_of");
     }
