@@ -26,7 +26,7 @@ use crate::model::spec::{ModelSpec, PositionSpec};
 use crate::recorder::{Recording, Replayer};
 use crate::sampling::params::{Pooling, SamplingDefaults};
 use crate::text::chat_output::{
-    ChatFormat, ChatParser, ChatPiece, ChatReading, ReasoningFormat, ReasoningStart, ToolFormat, append,
+    ChatFormat, ChatParser, ChatPiece, ChatReading, ReasoningFormat, ReasoningPlace, ReasoningStart, ToolFormat, append,
 };
 use crate::text::chat_template::{ChatPrompt, ChatTemplate, render_by_request};
 use crate::text::grammar::{
@@ -282,7 +282,7 @@ fn chat_output(data: &[u8]) {
         format,
         max_calls: if how & 0x80 != 0 { 1 } else { u32::MAX },
         start: Some(starts[usize::from(how >> 4 & 3) % 3]),
-        include_reasoning: how & 0x40 == 0,
+        reasoning_place: if how & 0x40 == 0 { ReasoningPlace::Apart } else { ReasoningPlace::Content },
         ..ChatReading::default()
     };
     let read = |pieces: &[&str]| {

@@ -13,7 +13,7 @@ use crate::model_info::ModelInfo;
 use crate::prompt::{ChatPrompt, Prompt};
 use crate::request::{ApiRequest, FieldNames, PromptRequest};
 use pagetide_base::error::ApiError;
-use pagetide_text::chat_output::{ChatFormat, ChatReading, ReasoningStart};
+use pagetide_text::chat_output::{ChatFormat, ChatReading, ReasoningPlace, ReasoningStart};
 use pagetide_text::grammar::GrammarRequest;
 use serde_json::Value;
 pub use template::TemplateFields;
@@ -38,8 +38,7 @@ pub struct Chat {
     pub grammar: Option<GrammarRequest>,
     /// The answer begins with the text of the last message, where it continues that message.
     pub echo: bool,
-    /// Whether the answer says its reasoning.
-    pub include_reasoning: bool,
+    pub reasoning_place: ReasoningPlace,
 }
 
 impl Chat {
@@ -61,14 +60,14 @@ impl Chat {
         answer.pause_comments = sampling.pause_comments(model);
         params.max_tokens = self.max_tokens.unwrap_or(0);
         check_min_tokens(&params, &names)?;
-        let mut reading = reading(&tools, &prompt, self.include_reasoning, model)?;
+        let mut reading = reading(&tools, &prompt, self.reasoning_place, model)?;
         let grammar = grammar(self.grammar, &tools, &reading, model)?;
         reading.has_reasoning = grammar.as_ref().is_some_and(|grammar| grammar.starts_after.is_some());
         answer.text.kept_tokens = reading.format.marker_tokens(&model.tokenizer).into();
         answer.named_tool = tools.is_named();
         answer.echo = self.echo;
         answer.logprobs = self.logprobs;
-        if !reading.include_reasoning && reading.format.reasoning.is_some() {
+        if reading.reasoning_place == ReasoningPlace::Nowhere && reading.format.reasoning.is_some() {
             // Tokens tell what the text does not.
             (answer.logprobs, answer.return_token_ids) = (None, false);
         }
@@ -84,7 +83,7 @@ impl Chat {
 fn reading(
     tools: &Tools,
     prompt: &ChatPrompt,
-    include_reasoning: bool,
+    reasoning_place: ReasoningPlace,
     model: &ModelInfo,
 ) -> Result<ChatReading, ApiError> {
     let reasoning = model.chat_format.reasoning;
@@ -94,7 +93,7 @@ fn reading(
         max_calls: tools.max_calls(),
         start: start.map(|format| ReasoningStart::within(&prompt.last_text(), format)),
         has_reasoning: false,
-        include_reasoning,
+        reasoning_place,
     })
 }
 

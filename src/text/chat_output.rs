@@ -34,8 +34,21 @@ pub struct ChatReading {
     /// The output must contain reasoning, because a grammar applies from its end on, even if nothing marks its
     /// beginning.
     pub has_reasoning: bool,
-    /// Whether reasoning is returned. Otherwise it is recognised and left out.
-    pub include_reasoning: bool,
+    pub reasoning_place: ReasoningPlace,
+}
+
+/// Where an answer has its reasoning.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReasoningPlace {
+    /// In pieces of its own, as it comes.
+    #[default]
+    Apart,
+    /// In one piece of its own, when it is complete.
+    ApartAtOnce,
+    /// In the content, with its tags.
+    Content,
+    /// It is recognised and left out.
+    Nowhere,
 }
 
 impl Default for ChatReading {
@@ -45,7 +58,7 @@ impl Default for ChatReading {
             max_calls: u32::MAX,
             start: None,
             has_reasoning: false,
-            include_reasoning: true,
+            reasoning_place: ReasoningPlace::default(),
         }
     }
 }
@@ -55,7 +68,9 @@ impl Default for ChatReading {
 pub struct ChatParser {
     reasoning: Option<ReasoningReader>,
     tools: Option<ToolParser>,
-    include_reasoning: bool,
+    reasoning_place: ReasoningPlace,
+    /// Reasoning that goes out when it is complete.
+    held_reasoning: String,
 }
 
 impl ChatParser {
@@ -68,10 +83,16 @@ impl ChatParser {
                 start => ReasoningReader::new(format, start),
             }
         });
+        Self::with(reading, reasoning)
+    }
+
+    fn with(reading: &ChatReading, reasoning: Option<ReasoningReader>) -> Self {
+        let keeps_marks = reading.reasoning_place == ReasoningPlace::Content;
         Self {
-            reasoning,
+            reasoning: reasoning.map(|reader| reader.keep_marks(keeps_marks)),
             tools: reading.format.tools.map(|format| ToolParser::new(format, reading.max_calls)),
-            include_reasoning: reading.include_reasoning,
+            reasoning_place: reading.reasoning_place,
+            held_reasoning: String::new(),
         }
     }
 
@@ -85,7 +106,8 @@ impl ChatParser {
             Some(reader) => {
                 let mut reasoning = String::new();
                 text.chars().for_each(|c| reader.push(c, &mut reasoning, &mut content));
-                self.reasoned(reasoning, pieces);
+                let is_over = !reader.is_inside();
+                self.reasoned(reasoning, is_over, pieces);
             }
             None => content.push_str(text),
         }
@@ -97,7 +119,7 @@ impl ChatParser {
         if let Some(reader) = &mut self.reasoning {
             let (mut reasoning, mut content) = (String::new(), String::new());
             reader.finish(&mut reasoning, &mut content);
-            self.reasoned(reasoning, pieces);
+            self.reasoned(reasoning, true, pieces);
             self.said(content, pieces);
         }
         if let Some(tools) = &mut self.tools {
@@ -105,9 +127,19 @@ impl ChatParser {
         }
     }
 
-    fn reasoned(&self, text: String, pieces: &mut Vec<ChatPiece>) {
-        if self.include_reasoning {
-            append(pieces, ChatPiece::Reasoning(text));
+    /// `is_over`: no more reasoning follows.
+    fn reasoned(&mut self, text: String, is_over: bool, pieces: &mut Vec<ChatPiece>) {
+        match self.reasoning_place {
+            ReasoningPlace::Apart => append(pieces, ChatPiece::Reasoning(text)),
+            ReasoningPlace::ApartAtOnce => {
+                self.held_reasoning.push_str(&text);
+                if is_over {
+                    append(pieces, ChatPiece::Reasoning(std::mem::take(&mut self.held_reasoning)));
+                }
+            }
+            // Not for the tools: a call within the reasoning is none.
+            ReasoningPlace::Content => append(pieces, ChatPiece::Content(text)),
+            ReasoningPlace::Nowhere => {}
         }
     }
 

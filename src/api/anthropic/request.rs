@@ -15,6 +15,7 @@ use crate::fields::unsupported::UnsupportedFields;
 use crate::model_info::ModelInfo;
 use crate::request::{ApiRequest, FieldNames};
 use pagetide_base::error::ApiError;
+use pagetide_text::chat_output::ReasoningPlace;
 use pagetide_text::grammar::{GrammarRequest, GrammarSpec};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -215,7 +216,7 @@ fn chat(body: MessagesBody, problems: &FieldProblems, model: &ModelInfo) -> Resu
         logprobs: None,
         grammar: structured.check_with(format, &sampling)?,
         echo: false,
-        include_reasoning: true,
+        reasoning_place: ReasoningPlace::Apart,
         sampling,
         memory,
         names,

@@ -13,6 +13,7 @@ use crate::fields::sampling::{SamplingFields, max_tokens};
 use crate::model_info::ModelInfo;
 use crate::request::{ApiRequest, FieldNames};
 use pagetide_base::error::ApiError;
+use pagetide_text::chat_output::ReasoningPlace;
 use pagetide_text::grammar::{GrammarRequest, GrammarSpec};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
@@ -156,7 +157,7 @@ pub fn parse(
         logprobs: own.logprobs.then_some(0),
         grammar: own.format()?,
         echo: false,
-        include_reasoning: true,
+        reasoning_place: ReasoningPlace::Apart,
         sampling,
         memory,
         names,

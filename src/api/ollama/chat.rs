@@ -15,6 +15,7 @@ use crate::fields::nested::as_nested;
 use crate::model_info::ModelInfo;
 use crate::request::{ApiRequest, FieldNames};
 use pagetide_base::error::ApiError;
+use pagetide_text::chat_output::ReasoningPlace;
 use serde_json::Value;
 use std::time::Instant;
 use utoipa::ToSchema;
@@ -101,7 +102,7 @@ pub(super) fn request(
         logprobs: fields.logprobs()?,
         grammar: fields.format()?,
         echo: false,
-        include_reasoning: true,
+        reasoning_place: ReasoningPlace::Apart,
         sampling,
         memory,
         names,

@@ -19,6 +19,7 @@ use crate::openapi::answers::{ChatCompletion, ChatCompletionChunk};
 use crate::openapi::{Operation, Tag};
 use crate::request::{ApiRequest, FieldNames};
 use pagetide_base::error::ApiError;
+use pagetide_text::chat_output::ReasoningPlace;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
@@ -44,6 +45,12 @@ body_fields! {
         /// Whether the answer says its reasoning.
         #[schema(default = true)]
         include_reasoning: Option<bool>,
+        /// SGLang's: whether the reasoning is a field of its own. false: it is in the content, with its tags.
+        #[schema(default = true)]
+        separate_reasoning: Option<bool>,
+        /// SGLang's: whether a stream says the reasoning as it comes. false: in one piece, when it is complete.
+        #[schema(default = true)]
+        stream_reasoning: Option<bool>,
     }
 }
 
@@ -237,7 +244,7 @@ fn request(
         logprobs: own.logprobs.then(|| top_logprobs.unwrap_or(0)).or(num_probs),
         grammar: structured.check(&sampling)?,
         echo: own.echo,
-        include_reasoning: own.include_reasoning.unwrap_or(true),
+        reasoning_place: own.reasoning_place(),
         sampling,
         memory,
         names: FieldNames::CHAT,
@@ -245,6 +252,18 @@ fn request(
     let mut request = request_id.name(chat.into_batch(others, model)?)?;
     llama_cpp.apply(&mut request)?;
     Ok(request)
+}
+
+impl ChatFields {
+    fn reasoning_place(&self) -> ReasoningPlace {
+        let is_on = |field: Option<bool>| field.unwrap_or(true);
+        match (is_on(self.include_reasoning), is_on(self.separate_reasoning), is_on(self.stream_reasoning)) {
+            (false, _, _) => ReasoningPlace::Nowhere,
+            (true, false, _) => ReasoningPlace::Content,
+            (true, true, false) => ReasoningPlace::ApartAtOnce,
+            (true, true, true) => ReasoningPlace::Apart,
+        }
+    }
 }
 
 impl MessagesField {

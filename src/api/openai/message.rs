@@ -34,8 +34,9 @@ pub struct ChatMessageDelta<'a> {
 /// Two names for the same: DeepSeek's, which most clients know, and vLLM's newer one.
 #[derive(Debug, Default, Serialize)]
 struct ReasoningTexts<'a> {
+    /// `Some(None)`: null.
     #[serde(skip_serializing_if = "Option::is_none")]
-    reasoning_content: Option<Cow<'a, str>>,
+    reasoning_content: Option<Option<Cow<'a, str>>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning: Option<Cow<'a, str>>,
 }
@@ -78,6 +79,7 @@ impl<'a> ChatMessage<'a> {
         let is_all = reasoning.reasoning.is_none() && tool_calls.is_empty();
         let content = content.or_else(|| is_all.then_some(Cow::Borrowed("")));
         let ReasoningTexts { reasoning_content, reasoning } = reasoning;
+        let reasoning_content = reasoning_content.flatten();
         Self { role: "assistant", content, refusal: None, reasoning_content, reasoning, tool_calls }
     }
 }
@@ -97,6 +99,12 @@ impl<'a> ChatMessageDelta<'a> {
     pub fn new(pieces: &'a [ChatPiece]) -> Self {
         Self { role: None, content: content(pieces), reasoning: ReasoningTexts::new(pieces), tool_calls: calls(pieces) }
     }
+
+    /// Says that it has no reasoning, where it has none: SGLang's clients read the field in every chunk.
+    pub fn saying_no_reasoning(mut self) -> Self {
+        self.reasoning.reasoning_content.get_or_insert(None);
+        self
+    }
 }
 
 impl<'a> ReasoningTexts<'a> {
@@ -105,7 +113,7 @@ impl<'a> ReasoningTexts<'a> {
             ChatPiece::Reasoning(text) => Some(text.as_str()),
             _ => None,
         }));
-        Self { reasoning_content: text.clone(), reasoning: text }
+        Self { reasoning_content: text.clone().map(Some), reasoning: text }
     }
 }
 

@@ -318,7 +318,7 @@ impl OpenAiAnswer {
 
     /// The chunk before a choice's first delta: its role.
     pub fn write_role(&self, out: &mut Vec<u8>, choice: u32, answers: &AnswerFold, usage: Option<Option<Usage>>) {
-        let content = ChoiceContent::Delta(ChatMessageDelta::begin());
+        let content = ChoiceContent::Delta(self.with_reasoning(ChatMessageDelta::begin()));
         let written = AnswerChoice { index: choice, content, ..AnswerChoice::default() };
         let prompt_token_ids = self.options.return_token_ids.then(|| answers.prompt_tokens(choice).as_slice());
         self.write(out, &ChunkBody { choices: &[written], usage, prompt_token_ids, timings: None });
@@ -363,7 +363,13 @@ impl OpenAiAnswer {
             // Clients that add up content expect it in every chunk.
             message.content = Some("".into());
         }
-        message
+        self.with_reasoning(message)
+    }
+
+    /// A chunk of a model that reasons has the field of the reasoning, whether or not the answer says any.
+    fn with_reasoning<'a>(&self, message: ChatMessageDelta<'a>) -> ChatMessageDelta<'a> {
+        let reasons = self.options.chat.as_ref().is_some_and(|reading| reading.format.reasoning.is_some());
+        if reasons { message.saying_no_reasoning() } else { message }
     }
 
     /// The chunk after the last: no choices, the request's usage.

@@ -18,6 +18,7 @@ use crate::model_info::ModelInfo;
 use crate::openai::accepted::ServiceTier;
 use crate::request::{ApiRequest, FieldNames};
 use pagetide_base::error::ApiError;
+use pagetide_text::chat_output::ReasoningPlace;
 use pagetide_text::grammar::GrammarRequest;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -294,7 +295,7 @@ impl ResponsesRequest {
             logprobs,
             grammar: structured.check_with(format, &sampling)?,
             echo: false,
-            include_reasoning: true,
+            reasoning_place: ReasoningPlace::Apart,
             sampling,
             memory,
             names,

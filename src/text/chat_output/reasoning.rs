@@ -50,6 +50,8 @@ impl ReasoningStart {
 pub struct ReasoningReader {
     format: ReasoningFormat,
     state: ReasoningState,
+    /// The tags are a part of the reasoning.
+    keeps_marks: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -73,7 +75,12 @@ impl ReasoningReader {
             ReasoningStart::Inside => before(true),
             ReasoningStart::Over => ReasoningState::Over,
         };
-        Self { format, state }
+        Self { format, state, keeps_marks: false }
+    }
+
+    /// Sets whether the tags, and the space before the first, are returned with the reasoning.
+    pub fn keep_marks(self, keeps_marks: bool) -> Self {
+        Self { keeps_marks, ..self }
     }
 
     pub fn is_inside(&self) -> bool {
@@ -89,6 +96,10 @@ impl ReasoningReader {
                 }
                 mark.push(c);
                 if *mark == self.format.begin() {
+                    if self.keeps_marks {
+                        reasoning.push_str(space);
+                        reasoning.push_str(mark);
+                    }
                     self.state = ReasoningState::Inside(TextMarker::new(self.format.end()));
                 } else if !self.format.begin().starts_with(mark.as_str()) {
                     self.begin_unmarked(reasoning, content);
@@ -96,6 +107,9 @@ impl ReasoningReader {
             }
             ReasoningState::Inside(end) => {
                 if end.push(c, reasoning) {
+                    if self.keeps_marks {
+                        reasoning.push_str(self.format.end());
+                    }
                     self.state = ReasoningState::Over;
                 }
             }

@@ -11,8 +11,7 @@ fn reading(tools: Option<ToolFormat>, reasoning: Option<ReasoningFormat>) -> Cha
 
 fn parser(reading: &ChatReading) -> ChatParser {
     let reasoning = reading.format.reasoning.map(|f| ReasoningReader::new(f, reading.start.unwrap()));
-    let tools = reading.format.tools.map(|format| ToolParser::new(format, reading.max_calls));
-    ChatParser { reasoning, tools, include_reasoning: reading.include_reasoning }
+    ChatParser::with(reading, reasoning)
 }
 
 /// The pieces as text without the calls' ids: `r:…`, `c:…`, `f(…)`.
@@ -157,10 +156,39 @@ fn reasoning_before_the_answer() {
     check(&inside, " Hm.", &["r: Hm."]);
     let over = ChatReading { start: Some(ReasoningStart::Over), ..qwen.clone() };
     check(&over, "<think>Yes.", &["c:<think>Yes."]);
-    let hidden = ChatReading { include_reasoning: false, ..inside };
+    let hidden = ChatReading { reasoning_place: ReasoningPlace::Nowhere, ..inside };
     check(&hidden, "Hm.</think>Yes.", &["c:Yes."]);
+    let at_once = ChatReading { reasoning_place: ReasoningPlace::ApartAtOnce, ..qwen.clone() };
+    check(&at_once, "<think>Hm.</think>Yes.", &["r:Hm.", "c:Yes."]);
+    check(&at_once, "<think>Hm.", &["r:Hm."]);
+    let in_content = ChatReading { reasoning_place: ReasoningPlace::Content, ..qwen.clone() };
+    check(&in_content, "\n<think>Hm.</think>Yes.", &["c:\n<think>Hm.</think>Yes."]);
+    check(&in_content, "<think>Hm</thi", &["c:<think>Hm</thi"]);
+    check(&in_content, "Yes.", &["c:Yes."]);
     let mistral = reading(Some(ToolFormat::Mistral), Some(ReasoningFormat::Mistral));
     check(&mistral, "[THINK]Hm.[/THINK]Yes.[TOOL_CALLS]f[ARGS]{}", &["r:Hm.", "c:Yes.", "f({}"]);
+}
+
+#[test]
+fn reasoning_that_goes_out_at_once_comes_when_it_is_complete() {
+    let at_once =
+        ChatReading { reasoning_place: ReasoningPlace::ApartAtOnce, ..reading(None, Some(ReasoningFormat::Qwen3)) };
+    let (mut parser, mut pieces) = (parser(&at_once), Vec::new());
+    parser.push("<think>Hm. Well", &mut pieces);
+    assert_eq!(said(&pieces), [""; 0]);
+    parser.push(".</think>Yes", &mut pieces);
+    assert_eq!(said(&pieces), ["r:Hm. Well.", "c:Yes"]);
+}
+
+#[test]
+fn a_call_within_reasoning_is_none_wherever_the_reasoning_is() {
+    let in_content = ChatReading {
+        reasoning_place: ReasoningPlace::Content,
+        ..reading(Some(ToolFormat::Hermes), Some(ReasoningFormat::Qwen3))
+    };
+    let call = "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
+    let expected = format!("c:<think>{call}</think>");
+    check(&in_content, &format!("<think>{call}</think>{call}"), &[&expected, "f({}"]);
 }
 
 #[test]
