@@ -3,7 +3,7 @@
 use crate::deadline::Deadline;
 use crate::messages::{Accepted, EventStream};
 use crate::runtime::RuntimeHandle;
-use crate::under_way::RequestUnderWay;
+use crate::under_way::{Aborted, RequestUnderWay};
 use pagetide_api::delta::Delta;
 use pagetide_api::fold::{AnswerFold, PromptFold, echoed_text, engine_stopped};
 use pagetide_api::openai::{self, Endpoint, response::WholeAnswer};
@@ -32,7 +32,10 @@ impl Generation {
     /// Submits every prompt. If one is refused, those before it are cancelled.
     pub async fn start(handle: &RuntimeHandle, request: &mut ApiRequest) -> Result<Self, ApiError> {
         request.check_num_prompts(handle.max_requests())?;
-        let under_way = handle.requests().enter(&request.id, handle.tenant())?;
+        let mut under_way = handle.requests().enter(&request.id, handle.tenant())?;
+        for (prompt, id) in request.prompt_ids.iter().enumerate() {
+            under_way.enter_prompt(id, prompt)?;
+        }
         let tokenizer = &handle.model().tokenizer;
         let mut deadline = Deadline::new(handle);
         let (mut prompts, mut streams) = (Vec::new(), Vec::new());
@@ -89,9 +92,14 @@ impl Generation {
             if let Poll::Ready(error) = self.deadline.poll(cx) {
                 return Poll::Ready(Some(Err(error)));
             }
-            if self.under_way.poll_aborted(cx).is_ready() {
-                self.abort();
-                return self.poll_streams(cx);
+            while let Poll::Ready(aborted) = self.under_way.poll_aborted(cx) {
+                match aborted {
+                    Aborted::Request => (0..self.streams.len()).for_each(|index| self.abort(index)),
+                    Aborted::Prompt(index) => self.abort(index),
+                }
+            }
+            if let Some(delta) = self.aborted.pop_front() {
+                return Poll::Ready(Some(Ok(delta)));
             }
         }
         let mut all_done = true;
@@ -109,15 +117,13 @@ impl Generation {
         if all_done { Poll::Ready(None) } else { Poll::Pending }
     }
 
-    /// Ends every choice that has not ended, with the text that it has.
-    fn abort(&mut self) {
-        for (index, stream) in self.streams.iter_mut().enumerate() {
-            let Some(stream) = stream.take() else { continue };
-            let prompt = self.answers.prompt_mut(index);
-            // For the log these are ends, and the client has not left.
-            prompt.unfinished().for_each(|sample| stream.stop_sample(sample));
-            self.aborted.extend(prompt.abort());
-        }
+    /// Ends every choice of a prompt that has not ended, with the text that it has.
+    fn abort(&mut self, index: usize) {
+        let Some(stream) = self.streams[index].take() else { return };
+        let prompt = self.answers.prompt_mut(index);
+        // For the log these are ends, and the client has not left.
+        prompt.unfinished().for_each(|sample| stream.stop_sample(sample));
+        self.aborted.extend(prompt.abort());
     }
 
     /// The next delta of one prompt.

@@ -104,6 +104,8 @@ pub struct ApiRequest {
     pub id: String,
     /// At least one. Only completions and embeddings have several.
     pub prompts: Vec<Prompt>,
+    /// By which the client can abort a single prompt: one for each prompt, or none at all.
+    pub prompt_ids: Vec<String>,
     /// What is asked of each prompt; its own prompt is empty. `core.n` are the samples that the engine makes.
     pub each: PromptRequest,
     /// Answers to each prompt: the best of its samples.
@@ -117,7 +119,15 @@ impl ApiRequest {
     /// All samples of each prompt are answers, in plain text and not streamed. This is the only place that names all
     /// fields: others use struct update.
     pub fn new(prompts: Vec<Prompt>, each: PromptRequest) -> Self {
-        Self { id: random_hex(), prompts, n: each.core.n, each, answer: AnswerOptions::default(), stream: None }
+        Self {
+            id: random_hex(),
+            prompts,
+            prompt_ids: Vec::new(),
+            n: each.core.n,
+            each,
+            answer: AnswerOptions::default(),
+            stream: None,
+        }
     }
 
     /// What is submitted for one of [`ApiRequest::prompts`].
