@@ -2,7 +2,7 @@
 //! at the start.
 
 use crate::engine_config::configured_scheduler;
-use crate::messages::{AskSwapPool, FailNextStep, FlushCaches, Tune};
+use crate::messages::{AskSwapPool, FailNextStep, FlushCaches, SetPaused, Tune};
 use crate::recordings::Recordings;
 use actix::Recipient;
 use pagetide_api::live_server::LiveServer;
@@ -37,6 +37,7 @@ pub struct SettingsUsers {
     pub swap_pool: Recipient<AskSwapPool>,
     pub fail: Recipient<FailNextStep>,
     pub flush: Recipient<FlushCaches>,
+    pub pause: Recipient<SetPaused>,
     pub server: LiveServer,
     /// Knows how much memory there is.
     pub loaded: Arc<LoadedModel>,
@@ -107,6 +108,11 @@ impl LiveSettings {
     /// Drops the prefix caches of both pools. False where requests run or wait: then they are not empty.
     pub async fn flush_caches(&self) -> Result<bool, ApiError> {
         self.0.engine.flush.send(FlushCaches).await.map_err(|_| stopped())?
+    }
+
+    /// Pauses the engine, or lets it go on: see [`SetPaused`].
+    pub async fn set_paused(&self, is_paused: bool) -> Result<(), ApiError> {
+        self.0.engine.pause.send(SetPaused(is_paused)).await.map_err(|_| stopped())
     }
 
     /// Changes all of these settings, or none if one may not change, needs too much memory, or contradicts another.

@@ -8,6 +8,8 @@
 //!
 //! and to forget prefixes: LiveSettings → [`FlushCaches`] → scheduler → ([`DropCached`] → both pools)
 //!
+//! and to pause the engine: LiveSettings → [`SetPaused`] → scheduler
+//!
 //! and for watchers: http → [`Look`] → scheduler → ([`ViewPool`] → both pools)
 
 use crate::observer::RequestObserver;
@@ -253,6 +255,12 @@ pub struct Resize(pub usize);
 #[derive(Clone, Copy, Debug, actix::Message)]
 #[rtype(result = "Result<bool, ApiError>")]
 pub struct FlushCaches;
+
+/// LiveSettings → scheduler: whether steps are planned. Steps that the executor has are completed in any case. While
+/// the engine is paused, requests arrive, wait and leave.
+#[derive(Clone, Copy, Debug, actix::Message)]
+#[rtype(result = "()")]
+pub struct SetPaused(pub bool);
 
 /// scheduler → both pools, while no request runs or waits: forget all that is cached.
 #[derive(Clone, Copy, Debug, actix::Message)]

@@ -5,7 +5,9 @@ use crate::engine_config::{eviction_policy, scheduler_config};
 use crate::executor::ModelExecutor;
 use crate::intake::{IntakeLimits, RequestIntake};
 use crate::live_settings::{LiveSettings, SettingsUsers};
-use crate::messages::{Accepted, AskSwapPool, Caller, FailNextStep, FlushCaches, Look, Submit, TakeRecording, Tune};
+use crate::messages::{
+    Accepted, AskSwapPool, Caller, FailNextStep, FlushCaches, Look, SetPaused, Submit, TakeRecording, Tune,
+};
 use crate::observer::RequestObserver;
 use crate::phase::{LivePhase, Phase};
 use crate::places::Places;
@@ -150,6 +152,7 @@ pub struct Runtime {
     recording: Recipient<TakeRecording>,
     fail: Recipient<FailNextStep>,
     flush: Recipient<FlushCaches>,
+    pause: Recipient<SetPaused>,
     recorder: RecorderConfig,
     system: System,
     /// Closed when the engine's thread ends.
@@ -255,12 +258,26 @@ impl Runtime {
             recorder: config.recorder.clone(),
             executor,
         };
-        let Started { system, intake, look, tune, swap_pool, recording, fail, flush, alive, thread } =
+        let Started { system, intake, look, tune, swap_pool, recording, fail, flush, pause, alive, thread } =
             wiring.start()?;
         let handle = RuntimeHandle::new(intake, look, model, workers, LivePhase::default());
         let (loaded, thread) = (Arc::new(loaded), Some(thread));
         let recorder = config.recorder.clone();
-        Ok(Self { handle, loaded, places, tune, swap_pool, recording, fail, flush, recorder, system, alive, thread })
+        Ok(Self {
+            handle,
+            loaded,
+            places,
+            tune,
+            swap_pool,
+            recording,
+            fail,
+            flush,
+            pause,
+            recorder,
+            system,
+            alive,
+            thread,
+        })
     }
 
     pub fn handle(&self) -> RuntimeHandle {
@@ -278,6 +295,7 @@ impl Runtime {
             swap_pool: self.swap_pool.clone(),
             fail: self.fail.clone(),
             flush: self.flush.clone(),
+            pause: self.pause.clone(),
             server: self.handle.model.server.clone(),
             loaded: self.loaded.clone(),
             recordings: Recordings::new(self.recording.clone(), self.recorder.clone()),
@@ -345,6 +363,7 @@ pub(super) struct Started {
     pub(super) recording: Recipient<TakeRecording>,
     pub(super) fail: Recipient<FailNextStep>,
     pub(super) flush: Recipient<FlushCaches>,
+    pub(super) pause: Recipient<SetPaused>,
     pub(super) alive: watch::Receiver<()>,
     pub(super) thread: JoinHandle<()>,
 }
@@ -359,7 +378,7 @@ impl Wiring {
             let _alive = alive;
             let system = System::new();
             let SchedulerConfig { num_device_blocks, num_swap_blocks, block_size, prefix_caching, .. } = self.scheduler;
-            let (intake, look, swap_pool, recording, fail, flush) = system.block_on(async move {
+            let (intake, look, swap_pool, recording, fail, flush, pause) = system.block_on(async move {
                 let restart = self.executor.restart();
                 let executor = self.executor.start();
                 let fail = executor.clone().recipient();
@@ -383,16 +402,17 @@ impl Wiring {
                     SchedulerActor::new(policy, allocator, swap_pool.clone(), executor, workers, recorder, settings);
                 let scheduler = scheduler.start();
                 let (look, recording) = (scheduler.clone().recipient(), scheduler.clone().recipient());
-                let flush = scheduler.clone().recipient();
+                let (flush, pause) = (scheduler.clone().recipient(), scheduler.clone().recipient());
                 let Self { model, limits, grammars, places, workers, .. } = self;
                 let make_intake =
                     move |_: &mut _| RequestIntake::new(model, limits, places, workers, grammars, scheduler);
                 let intake = RequestIntake::start_in_arbiter(&Arbiter::new().handle(), make_intake);
-                (intake, look, swap_pool, recording, fail, flush)
+                (intake, look, swap_pool, recording, fail, flush, pause)
             });
             let (tune, submit) = (intake.clone().recipient(), intake.recipient());
             let swap_pool = swap_pool.recipient();
-            if send.send((System::current(), submit, look, tune, swap_pool, recording, fail, flush)).is_err() {
+            let started = (System::current(), submit, look, tune, swap_pool, recording, fail, flush, pause);
+            if send.send(started).is_err() {
                 return; // the caller has gone
             }
             if let Err(error) = system.run() {
@@ -400,9 +420,10 @@ impl Wiring {
             }
         };
         let thread = std::thread::Builder::new().name("pagetide-engine".into()).spawn(run)?;
-        let (system, intake, look, tune, swap_pool, recording, fail, flush) =
+        let (system, intake, look, tune, swap_pool, recording, fail, flush, pause) =
             receive.recv().map_err(|_| StartError::new("the engine's thread died at its start"))?;
-        Ok(Started { system, intake, look, tune, swap_pool, recording, fail, flush, alive: watch_alive, thread })
+        let alive = watch_alive;
+        Ok(Started { system, intake, look, tune, swap_pool, recording, fail, flush, pause, alive, thread })
     }
 }
 

@@ -7,6 +7,7 @@ mod failure;
 mod flushing;
 mod keyframes;
 mod labels;
+mod pausing;
 mod recording;
 mod reporting;
 mod submitted;
@@ -72,6 +73,8 @@ pub struct SchedulerActor {
     failures: u64,
     /// There was nothing to do when the last step ended.
     idle: bool,
+    /// No step is planned while there are requests.
+    is_paused: bool,
     /// The executor has been asked to tell when copies end.
     awaits_copies: bool,
     /// Its last report said that other copies were still in progress.
@@ -111,6 +114,7 @@ impl SchedulerActor {
             oldest_since: None,
             failures: 0,
             idle: true,
+            is_paused: false,
             awaits_copies: false,
             is_copying: false,
             started: Instant::now(),
@@ -125,6 +129,10 @@ impl SchedulerActor {
 
     /// Plans a step if there is something to do and a plan can be made now.
     fn wake(&mut self, ctx: &mut Context<Self>) {
+        // Without requests, a step only gives back what the last ones held.
+        if self.is_paused && self.scheduler().num_requests() > 0 {
+            return;
+        }
         let started = Instant::now();
         let now = (started - self.started).as_secs_f64();
         match self.scheduler().next_step(now) {

@@ -4,13 +4,14 @@ mod device;
 mod failure;
 mod flushing;
 mod memory;
+mod pausing;
 mod storm;
 mod tuning;
 mod watching;
 
 use crate::executor::ModelExecutor;
 use crate::intake::IntakeLimits;
-use crate::messages::{Accepted, Caller, FailNextStep, FlushCaches, Tune};
+use crate::messages::{Accepted, Caller, FailNextStep, FlushCaches, SetPaused, Tune};
 use crate::places::Places;
 use crate::runtime::{ModelInfo, RuntimeHandle, Started, Wiring};
 use crate::workers::Workers;
@@ -47,6 +48,7 @@ struct World {
     tune: Recipient<Tune>,
     fail: Recipient<FailNextStep>,
     flush: Recipient<FlushCaches>,
+    pause: Recipient<SetPaused>,
     /// As it was started.
     tuning: Tuning,
     device: Arc<Controls>,
@@ -149,9 +151,9 @@ impl World {
             recorder,
             executor,
         };
-        let Started { system, intake, look, tune, fail, flush, alive, .. } = wiring.start().unwrap();
+        let Started { system, intake, look, tune, fail, flush, pause, alive, .. } = wiring.start().unwrap();
         let handle = RuntimeHandle::new(intake, look, model, workers, Default::default());
-        Self { handle, places, tune, tuning, fail, flush, device: controls, system, alive }
+        Self { handle, places, tune, tuning, fail, flush, pause, device: controls, system, alive }
     }
 
     fn submit(&self, prompt: Vec<TokenId>, max_tokens: u32) -> Result<Accepted, ApiError> {
