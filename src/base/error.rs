@@ -278,6 +278,11 @@ impl ApiError {
         Self { retry_after_s, ..Self::new(429, "rate_limit_error", Some("rate_limit_exceeded"), message) }
     }
 
+    /// 429: the open sessions take all that they may.
+    pub fn sessions_full(message: String) -> Self {
+        Self::new(429, "rate_limit_error", Some("sessions_full"), message)
+    }
+
     /// 408: the body did not come in time.
     pub fn body_timeout(seconds: u64) -> Self {
         let message = format!("the request body did not arrive within {seconds} s (server.body_timeout_s)");

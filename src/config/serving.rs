@@ -49,6 +49,9 @@ pub struct ServerConfig {
     pub max_unread_mib: usize,
     /// 0: any.
     pub max_answer_logprobs: usize,
+    pub max_sessions: usize,
+    pub max_session_tokens: usize,
+    pub session_timeout_s: u64,
     pub keep_alive_s: u64,
     /// Empty: plain HTTP.
     pub tls_cert: String,
@@ -93,6 +96,9 @@ impl Default for ServerConfig {
             write_timeout_s: 60,
             max_unread_mib: 64,
             max_answer_logprobs: 400_000,
+            max_sessions: 1000,
+            max_session_tokens: 1 << 24,
+            session_timeout_s: 3600,
             // Longer than a load balancer's usual minute, so that the server does not close a connection just as a
             // request arrives.
             keep_alive_s: 75,

@@ -256,6 +256,16 @@ settings! {
          /v1/responses the maximum is an eighth of it, because its streams repeat them at the end. A request that \
          would exceed it ends with an error. 0 means no limit.",
         "Clients request complete answers of many thousand tokens with many top_logprobs (each takes 100 bytes).";
+    server.max_sessions: RARE, int(0, 1_000_000), "sessions", None,
+        "Maximum number of SGLang's sessions that are open at once. Further ones are refused with 429.",
+        "Many conversations use /open_session at once.";
+    server.max_session_tokens: RARE, int(1, 1_000_000_000_000), "tokens", None,
+        "Tokens that all open sessions hold together, at 4 bytes each; each of their requests counts as 64 more. Beyond \
+         it, requests of sessions are refused with 429. Requests under way may exceed it a little.",
+        "Sessions are long, or never closed.";
+    server.session_timeout_s: RARE, int(1, 31_536_000), "s", None,
+        "A session without requests for this long is closed. A client may ask for less when it opens one.",
+        "Conversations pause for longer.";
     server.keep_alive_s: RARE, int(1, 3600), "s", None,
         "How long a connection without requests stays open.",
         "A load balancer keeps idle connections longer. Set more than its timeout, so that the server does not \

@@ -207,6 +207,12 @@ impl FromRequest for Watcher {
     }
 }
 
+/// Whether the client has the admin key.
+pub fn is_admin(request: &HttpRequest) -> bool {
+    let keys: &Keys = request.app_data().expect("every app is made with keys");
+    keys.get().operators.check_admin(request.headers()).is_ok()
+}
+
 /// The client may do what slows all requests down, see [`OperatorKeys::check_operator`].
 pub struct Operator;
 

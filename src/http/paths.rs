@@ -10,6 +10,7 @@ use pagetide_api::openapi::{Operation, PathAccess};
 pub enum Verb {
     Get,
     Post,
+    Put,
     Delete,
 }
 
@@ -18,6 +19,7 @@ impl Verb {
         match self {
             Verb::Get => Method::GET,
             Verb::Post => Method::POST,
+            Verb::Put => Method::PUT,
             Verb::Delete => Method::DELETE,
         }
     }
@@ -43,12 +45,20 @@ pub const fn get(path: &'static str, handler: fn() -> Route, describe: fn() -> O
     ApiPath { verb: Verb::Get, ..post(path, handler, describe) }
 }
 
+pub const fn put(path: &'static str, handler: fn() -> Route, describe: fn() -> Operation) -> ApiPath {
+    ApiPath { verb: Verb::Put, ..post(path, handler, describe) }
+}
+
 pub const fn delete(path: &'static str, handler: fn() -> Route, describe: fn() -> Operation) -> ApiPath {
     ApiPath { verb: Verb::Delete, ..post(path, handler, describe) }
 }
 
 pub const fn for_all(path: ApiPath) -> ApiPath {
     ApiPath { access: PathAccess::Open, ..path }
+}
+
+pub const fn also_for_admin(path: ApiPath) -> ApiPath {
+    ApiPath { access: PathAccess::KeyOrAdmin, ..path }
 }
 
 pub const fn for_admin(path: ApiPath) -> ApiPath {

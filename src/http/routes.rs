@@ -5,8 +5,8 @@ use crate::answer_format::AnswerFormat;
 use crate::auth::Watcher;
 use crate::body::Body;
 use crate::error::{HttpError, error_response};
-use crate::paths::{ApiPath, MatchedPath, for_admin, for_all, for_watchers, get, post};
-use crate::surfaces::{ApiSurface, SURFACES, openai};
+use crate::paths::{ApiPath, MatchedPath, also_for_admin, for_admin, for_all, for_watchers, get, post};
+use crate::surfaces::{ApiSurface, SURFACES, openai, sglang};
 use crate::{admin, console, openapi};
 use actix_web::http::Method;
 use actix_web::http::header::{ALLOW, ContentType, HeaderMap};
@@ -19,6 +19,7 @@ use pagetide_api::body::ParsedBody;
 use pagetide_api::body::fields::AnyFields;
 use pagetide_api::openapi::answers::Status;
 use pagetide_api::openapi::{Operation, PathAccess, Tag};
+use pagetide_api::sglang::describe;
 use pagetide_base::error::ApiError;
 use pagetide_config::Surface;
 use pagetide_metrics as metrics;
@@ -26,13 +27,14 @@ use serde_json::{Value, json};
 use std::future::ready;
 
 /// The paths that belong to no surface: they are always served. The methods of one path stand together.
-static SERVER_PATHS: [ApiPath; 12] = [
+static SERVER_PATHS: [ApiPath; 13] = [
     for_all(get("/", || web::to(console::page), console::describe_page)),
     for_watchers(get("/console/events", || web::to(console::events), console::describe_events)),
     for_all(get("/console/{file}", || web::to(console::file), console::describe_file)),
     for_all(get("/health", || web::to(health), describe_health)),
     for_all(get("/ready", || web::to(is_ready), describe_ready)),
     for_watchers(get("/metrics", || web::to(prometheus), describe_metrics)),
+    also_for_admin(get("/server_info", || web::to(sglang::server_info_with_config), describe::server_info_with_config)),
     for_admin(get("/admin/config", || web::to(config), admin::describe_config)),
     for_admin(post("/admin/config", || web::to(change_config), admin::describe_change)),
     for_admin(post("/admin/debug/fail_step", || web::to(fail_step), admin::describe_failure)),

@@ -28,6 +28,7 @@ use pagetide_actors::runtime::RuntimeHandle;
 use pagetide_api::id::new_id;
 use pagetide_api::live_server::LiveServer;
 use pagetide_api::openapi::PathAccess;
+use pagetide_api::sglang::session::Sessions;
 use pagetide_base::error::{ApiError, StartError};
 use pagetide_config::{Config, ServerConfig, Surface};
 use pagetide_metrics as metrics;
@@ -152,6 +153,7 @@ pub fn serve(
     let feed = Data::new(Feed::default());
     let parsing = Data::new(Parsing::new(&config.limits));
     let health_checks = Data::new(HealthChecks::default());
+    let sessions = Data::new(Sessions::default());
     let surfaces: Arc<[Surface]> = config.server.surfaces.as_slice().into();
     let description = Data::new(OpenApiText(openapi::document(paths_of(&surfaces)).to_string()));
     let app = move || {
@@ -165,6 +167,7 @@ pub fn serve(
             .app_data(feed.clone())
             .app_data(parsing.clone())
             .app_data(health_checks.clone())
+            .app_data(sessions.clone())
             .app_data(description.clone())
             .wrap(from_fn(encodings))
             .wrap(Compress::default())
@@ -250,9 +253,15 @@ async fn with_key(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse, Error> {
-    let who = keys.get().clients.who(request.headers());
-    // Handlers of the admin's paths check the key themselves.
-    if who.is_none() && access_to(request.path()) == PathAccess::Key {
+    let known = keys.get();
+    let who = known.clients.who(request.headers());
+    let may_ask = match access_to(request.path()) {
+        PathAccess::Key => who.is_some(),
+        PathAccess::KeyOrAdmin => who.is_some() || known.operators.check_admin(request.headers()).is_ok(),
+        // Handlers of these check the key themselves.
+        PathAccess::Admin | PathAccess::Watcher | PathAccess::Open => true,
+    };
+    if !may_ask {
         return Ok(request.into_response(error_response(ApiError::unauthorized())));
     }
     let (caller, keyed) = who.unwrap_or_default();

@@ -5,8 +5,8 @@ use actix::{Actor, Context, Handler, MessageResult};
 use pagetide::actors::engine_config::configured_scheduler;
 use pagetide::actors::live_settings::{LiveSettings, SettingsUsers};
 use pagetide::actors::messages::{
-    Accepted, AskSwapPool, Cancel, EventStream, FailNextStep, FlushCaches, Look, StopSample, Submit, TakeRecording,
-    Tune,
+    Accepted, AskSwapPool, Cancel, EventStream, FailNextStep, FlushCaches, Look, SetPaused, StopSample, Submit,
+    TakeRecording, Tune,
 };
 use pagetide::actors::phase::{LivePhase, Phase};
 use pagetide::actors::recordings::Recordings;
@@ -82,6 +82,7 @@ pub enum Notice {
     SampleStopped(RequestId, u32),
     ToFail,
     Flushed,
+    Paused(bool),
 }
 
 /// A request in the hands of the test.
@@ -281,6 +282,14 @@ impl Handler<FlushCaches> for FakeIntake {
     }
 }
 
+impl Handler<SetPaused> for FakeIntake {
+    type Result = ();
+
+    fn handle(&mut self, SetPaused(is_paused): SetPaused, _: &mut Self::Context) {
+        let _ = self.notices.send(Notice::Paused(is_paused));
+    }
+}
+
 impl Handler<AskSwapPool> for FakeIntake {
     type Result = MessageResult<AskSwapPool>;
 
@@ -467,12 +476,13 @@ impl TestServer {
         let intake = intake.start();
         let (tune, swap_pool) = (intake.clone().recipient(), intake.clone().recipient());
         let (fail, flush) = (intake.clone().recipient(), intake.clone().recipient());
+        let pause = intake.clone().recipient();
         let recordings_dir = tempfile::tempdir().unwrap();
         let dir = recordings_dir.path().join("new").to_str().unwrap().to_owned();
         let recordings = Recordings::new(intake.clone().recipient(), RecorderConfig { dir, ..Default::default() });
         let live_settings = LiveSettings::new(
             all.clone().into(),
-            SettingsUsers { tune, swap_pool, fail, flush, server, loaded: Arc::new(loaded()), recordings },
+            SettingsUsers { tune, swap_pool, fail, flush, pause, server, loaded: Arc::new(loaded()), recordings },
         );
         let text = Workers::start(2, Duration::from_secs(600)).unwrap();
         let handle = RuntimeHandle::new(intake.clone().recipient(), intake.recipient(), model, text, phase.clone());

@@ -3,7 +3,8 @@
 use crate::fake_engine::{BOS, CACHED_TOKENS, EOS, MODEL, Notice, TestServer};
 use pagetide::config::ServerConfig;
 use pagetide::error::ApiError;
-use pagetide::sampling::params::SamplingDefaults;
+use pagetide::sampling::params::{FinishReason, SamplingDefaults};
+use pagetide::text::chat_output::ReasoningFormat;
 use pagetide::text::grammar::GrammarSpec;
 use serde_json::{Value, json};
 
@@ -163,14 +164,23 @@ async fn errors_name_the_clients_field() {
         (json!({"sampling_params": {"min_new_tokens": "x"}}), "sampling_params.min_new_tokens"),
         (json!({"sampling_params": {"sampling_seed": "x"}}), "sampling_params.sampling_seed"),
         (json!({"sampling_params": {"regex": "a", "ebnf": "b"}}), "sampling_params.ebnf"),
-        (json!({"sampling_params": {"stop_regex": "a"}}), "sampling_params.stop_regex"),
+        (json!({"sampling_params": {"stop_regex": "("}}), "sampling_params.stop_regex"),
+        (json!({"sampling_params": {"stop_regex": ["a", "(?=b)"]}}), "sampling_params.stop_regex[1]"),
+        (json!({"sampling_params": {"stop_regex": ""}}), "sampling_params.stop_regex"),
+        (json!({"sampling_params": {"stop_regex": "a".repeat(257)}}), "sampling_params.stop_regex"),
+        (json!({"sampling_params": {"stop_regex": ["a"; 33]}}), "sampling_params.stop_regex"),
         (json!({"sampling_params": {"beam_width": 2}}), "sampling_params.beam_width"),
         (json!({"return_logprob": "always"}), "return_logprob"),
         (json!({"return_logprob": true, "top_logprobs_num": 21}), "top_logprobs_num"),
         (json!({"logprob_start_len": -2}), "logprob_start_len"),
         (json!({"rid": 3}), "rid"),
         (json!({"image_data": "x"}), "image_data"),
-        (json!({"session_params": {"id": "a"}}), "session_params"),
+        (json!({"session_params": {"id": "a"}}), "session_params.id"),
+        (json!({"session_params": {}}), "session_params.id"),
+        (json!({"text": ["a"], "session_params": {"id": "a"}}), "session_params"),
+        (json!({"sampling_params": {"n": 2}, "session_params": {"id": "a"}}), "session_params"),
+        (json!({"require_reasoning": true}), "require_reasoning"),
+        (json!({"text": ["a", "b"], "rid": ["same", "same"]}), "rid"),
         (json!({"token_ids_logprob": [1]}), "token_ids_logprob"),
         (json!({"text": ["a", "b"], "sampling_params": [{}, {}], "stream": true}), "stream"),
     ] {
@@ -181,6 +191,132 @@ async fn errors_name_the_clients_field() {
     }
     let by_name = TestServer::refusing_by_name(|names| ApiError::invalid(names.max_tokens, "too many"));
     assert_eq!(by_name.refused(PATH, &body(json!({}))).await.1["param"], "sampling_params.max_new_tokens");
+}
+
+#[actix_web::test]
+async fn a_match_of_an_expression_ends_the_answer() {
+    let server = TestServer::saying("now and then");
+    let answer = server.ok(PATH, &body(json!({"sampling_params": {"stop_regex": "x|a.d"}}))).await;
+    assert_eq!(answer["text"], "now and", "the match stays");
+    assert_eq!(answer["meta_info"]["finish_reason"], json!({"type": "stop", "matched": "x|a.d"}));
+    let answer = server.ok(PATH, &body(json!({"sampling_params": {"stop_regex": [r"\bt", r"\s"], "stop": "d"}}))).await;
+    assert_eq!((&answer["text"], &answer["meta_info"]["finish_reason"]["matched"]), (&json!("now "), &json!(r"\s")));
+    let params = json!({"stop_regex": r"\s$", "min_new_tokens": 5});
+    assert_eq!(server.ok(PATH, &body(json!({ "sampling_params": params }))).await["text"], "now and ");
+    let chat = json!({"messages": [{"role": "user", "content": "hi"}], "stop_regex": "n$"});
+    let answer = server.ok("/v1/chat/completions", &chat).await;
+    let choice = &answer["choices"][0];
+    assert_eq!((&choice["message"]["content"], &choice["matched_stop"]), (&json!("n"), &json!("n$")));
+    let completion = json!({"prompt": "hi", "stop_regex": "a|o"});
+    assert_eq!(server.ok("/v1/completions", &completion).await["choices"][0]["text"], "no");
+    let streamed = server.stream(PATH, &body(json!({"stream": true, "sampling_params": {"stop_regex": "w"}}))).await;
+    assert_eq!(streamed.last().unwrap()["text"], "now");
+}
+
+#[actix_web::test]
+async fn a_text_is_put_as_well_as_posted() {
+    let server = TestServer::saying("a");
+    let answer = server.client.put(format!("{}{PATH}", server.url)).json(&body(json!({}))).send().await.unwrap();
+    assert_eq!(answer.json::<Value>().await.unwrap()["text"], "a");
+}
+
+#[actix_web::test]
+async fn required_reasoning_is_counted_to_its_end() {
+    let server = TestServer::chatting(ids("Hm.</think>Yes"), None, Some(ReasoningFormat::Qwen3));
+    let schema = json!({"regex": "Yes"});
+    let answer = server.ok(PATH, &body(json!({"require_reasoning": true, "sampling_params": schema}))).await;
+    assert_eq!(answer["text"], "Hm.</think>Yes");
+    // The tokenizer makes a token of each byte.
+    assert_eq!(answer["meta_info"]["reasoning_tokens"], 11);
+    let grammar = server.last_submit().grammar.unwrap();
+    assert_eq!(grammar.starts_after.as_deref(), Some("</think>"));
+    let answer = server.ok(PATH, &body(json!({}))).await;
+    assert_eq!(answer["meta_info"]["reasoning_tokens"], 0);
+}
+
+#[actix_web::test]
+async fn a_session_goes_on_from_its_tokens() {
+    let server = TestServer::saying("ab");
+    let session: Value = server.ok("/open_session", &json!({"capacity_of_str_len": 10, "streaming": true})).await;
+    let ask = |more: Value| {
+        let mut body = json!({"sampling_params": {}, "session_params": {"id": session.clone()}});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let output = [ids("ab"), vec![EOS]].concat();
+    server.ok(PATH, &ask(json!({"text": "hi"}))).await;
+    let first = [vec![BOS], ids("hi"), output.clone()].concat();
+    server.ok(PATH, &ask(json!({"text": "yo"}))).await;
+    let second = [first, ids("yo")].concat();
+    assert_eq!(server.last_submit().prompt_tokens, second);
+    let third = [second, output, vec![7]].concat();
+    let events = server.stream(PATH, &ask(json!({"input_ids": [BOS, 7], "stream": true}))).await;
+    assert_eq!(events.last().unwrap()["meta_info"]["prompt_tokens"], third.len());
+    assert_eq!(server.last_submit().prompt_tokens, third);
+    let (status, error) = server.refused("/open_session", &json!({"session_id": session})).await;
+    assert_eq!((status, error["param"].as_str()), (400, Some("session_id")));
+    for _ in 0..2 {
+        assert_eq!(server.post("/close_session", &json!({"session_id": session})).await.status(), 200);
+    }
+    let (status, error) = server.refused(PATH, &ask(json!({"text": "hi"}))).await;
+    assert_eq!((status, error["param"].as_str()), (400, Some("session_params.id")));
+    for (body, param) in [
+        (json!({"timeout": 0}), "timeout"),
+        (json!({"session_id": ""}), "session_id"),
+        (json!({"capacity_of_str_len": "x"}), "capacity_of_str_len"),
+    ] {
+        assert_eq!(server.refused("/open_session", &body).await.1["param"], param);
+    }
+    assert_eq!(server.refused("/close_session", &json!({})).await.1["param"], "session_id");
+}
+
+#[actix_web::test]
+async fn a_text_of_a_batch_is_aborted_by_its_rid() {
+    let (server, mut running) = TestServer::by_hand();
+    let body = json!({"text": ["a", "b"], "rid": ["one", "two"], "sampling_params": {"max_new_tokens": 50}});
+    let answer = actix_web::rt::spawn(server.client.post(format!("{}{PATH}", server.url)).json(&body).send());
+    let (first, second) = (running.recv().await.unwrap(), running.recv().await.unwrap());
+    let abort = async |body: Value| assert_eq!(server.post("/abort_request", &body).await.status(), 200);
+    first.text(0, "so far");
+    abort(json!({"rid": "other"})).await;
+    abort(json!({"rid": "one"})).await;
+    second.text(0, "all");
+    second.finish(0, FinishReason::Eos);
+    let answer: Value = answer.await.unwrap().unwrap().json().await.unwrap();
+    let told = |i: usize| (answer[i]["text"].as_str(), answer[i]["meta_info"]["finish_reason"]["type"].as_str());
+    assert_eq!((told(0), told(1)), ((Some("so far"), Some("abort")), (Some("all"), Some("stop"))));
+
+    let answer = actix_web::rt::spawn(server.client.post(format!("{}{PATH}", server.url)).json(&body).send());
+    let _running = (running.recv().await.unwrap(), running.recv().await.unwrap());
+    abort(json!({"rid": "", "abort_all": true})).await;
+    let answer: Value = answer.await.unwrap().unwrap().json().await.unwrap();
+    assert!(answer.as_array().unwrap().iter().all(|one| one["meta_info"]["finish_reason"]["type"] == "abort"));
+    assert_eq!(server.refused("/abort_request", &json!({})).await.1["param"], "rid");
+}
+
+#[actix_web::test]
+async fn generation_is_paused_by_operators() {
+    let (mut server, mut running) = TestServer::by_hand();
+    let url = format!("{}{PATH}", server.url);
+    let answer = actix_web::rt::spawn(server.client.post(url).json(&body(json!({}))).send());
+    let _request = running.recv().await.unwrap();
+    assert_eq!(server.ok("/pause_generation", &json!({"mode": "in_place"})).await["status"], "ok");
+    assert_eq!(server.notices.recv().await, Some(Notice::Paused(true)));
+    assert_eq!(server.ok("/pause_generation", &json!({})).await["status"], "ok");
+    let answer: Value = answer.await.unwrap().unwrap().json().await.unwrap();
+    assert_eq!(answer["meta_info"]["finish_reason"]["type"], "abort");
+    server.ok("/continue_generation", &json!({"torch_empty_cache": false})).await;
+    while server.notices.recv().await != Some(Notice::Paused(false)) {}
+    for mode in ["retract", "later"] {
+        assert_eq!(server.refused("/pause_generation", &json!({"mode": mode})).await.1["param"], "mode");
+    }
+    let config = ServerConfig { api_keys: vec!["key".into()], admin_key: "admin".into(), ..ServerConfig::default() };
+    let server = TestServer::configured(&config);
+    for path in ["/pause_generation", "/continue_generation"] {
+        let ask = |key: &str| server.client.post(format!("{}{path}", server.url)).bearer_auth(key).json(&json!({}));
+        assert_eq!(ask("key").send().await.unwrap().status(), 401);
+        assert_eq!(ask("admin").send().await.unwrap().status(), 200);
+    }
 }
 
 #[actix_web::test]

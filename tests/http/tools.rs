@@ -225,6 +225,8 @@ async fn reasoning_is_said_apart() {
         (&server, json!({}), Some("\nHm.\n"), Some("\n\nYes."), 12),
         (&server, json!({"n": 2}), Some("\nHm.\n"), Some("\n\nYes."), 24),
         (&server, json!({"include_reasoning": false}), None, Some("\n\nYes."), 12),
+        (&server, json!({"separate_reasoning": false}), None, Some("<think>\nHm.\n</think>\n\nYes."), 12),
+        (&server, json!({"stream_reasoning": false}), Some("\nHm.\n"), Some("\n\nYes."), 12),
         (&server, json!({"max_tokens": 10}), Some("\nHm"), None, 3),
         // The prompt ends inside the reasoning, or behind it.
         (&begun, json!({"chat_template_kwargs": {"think": true}}), Some("Hm."), Some("Yes."), 10),

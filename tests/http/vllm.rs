@@ -226,7 +226,9 @@ async fn what_gateways_ask_for() {
     let info: Value = get("/tokenizer_info", "key").await.unwrap().json().await.unwrap();
     assert_eq!((&info["bos_token"], &info["vocab_size"]), (&json!("<s>"), &json!(264)));
     assert!(info["chat_template"].as_str().unwrap().contains("{% for m in messages %}"));
-    assert_eq!(get("/server_info", "key").await.unwrap().status(), 401);
+    assert_eq!(get("/server_info", "other").await.unwrap().status(), 401);
+    let info: Value = get("/server_info", "key").await.unwrap().json().await.unwrap();
+    assert_eq!((&info["config"], &info["disable_radix_cache"]), (&Value::Null, &json!(false)), "{info}");
     let info: Value = get("/server_info", "admin").await.unwrap().json().await.unwrap();
     assert!(info["config"]["live"]["server.api_keys"]["value"][0] == "(secret)", "{info}");
     let models: Value = get("/v1/models", "key").await.unwrap().json().await.unwrap();

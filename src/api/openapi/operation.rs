@@ -13,6 +13,8 @@ pub enum PathAccess {
     Open,
     /// Clients with one of `server.api_keys`, where there are any.
     Key,
+    /// The same, and those with `server.admin_key`, who are told more.
+    KeyOrAdmin,
     /// Clients with `server.admin_key`.
     Admin,
     /// Clients that may see what is told of all requests: `Watcher`.
@@ -261,6 +263,7 @@ impl Operation {
         let security = match access {
             PathAccess::Open => json!([]),
             PathAccess::Key => json!([{"key": []}]),
+            PathAccess::KeyOrAdmin => json!([{"key": []}, {"admin_key": []}]),
             PathAccess::Admin => json!([{"admin_key": []}]),
             PathAccess::Watcher => json!([{"metrics_key": []}, {"admin_key": []}]),
         };

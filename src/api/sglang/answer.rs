@@ -1,9 +1,9 @@
 //! Answers of generate, whole and as events.
 
+use super::session::SessionTurn;
 use crate::delta::{Delta, Finish, StopReason};
 use crate::events::{WriteEvents, write_event};
 use crate::fold::AnswerFold;
-use crate::id::random_hex;
 use crate::model_info::ModelInfo;
 use crate::openai::error::ErrorAnswer;
 use crate::openai::logprobs::json_logprob;
@@ -20,8 +20,8 @@ pub const WEIGHT_VERSION: &str = "default";
 /// How the answers of one request are written.
 #[derive(Debug)]
 pub struct AnswerSettings {
-    /// Of each text: the id that the client gave it.
-    pub ids: Vec<Option<String>>,
+    /// Of each text.
+    pub ids: Vec<String>,
     /// Most likely tokens of each position; `None`: there are no log-probabilities.
     pub num_top: Option<u32>,
     /// The first token of the prompt that has a log-probability; `None`: none has.
@@ -37,19 +37,35 @@ pub struct GeneratedTexts {
     tokenizer: Arc<Tokenizer>,
     /// Of each choice.
     ids: Vec<String>,
+    /// Where the only text is a part of a session.
+    turn: Option<SessionTurn>,
 }
 
 impl GeneratedTexts {
     /// `num_samples`: of each text.
     pub fn new(mut settings: AnswerSettings, num_samples: u32, model: &ModelInfo) -> Self {
         let ids = std::mem::take(&mut settings.ids).into_iter().flat_map(|id| {
-            (0..num_samples).map(move |sample| match &id {
-                None => random_hex(),
-                Some(id) if num_samples == 1 => id.clone(),
-                Some(id) => format!("{id}_{sample}"),
+            (0..num_samples).map(move |sample| match num_samples {
+                1 => id.clone(),
+                _ => format!("{id}_{sample}"),
             })
         });
-        Self { ids: ids.collect(), settings, tokenizer: Arc::clone(&model.tokenizer) }
+        Self { ids: ids.collect(), settings, tokenizer: Arc::clone(&model.tokenizer), turn: None }
+    }
+
+    /// The text is a part of a session, which keeps it when it has ended.
+    pub fn in_session(self, turn: Option<SessionTurn>) -> Self {
+        Self { turn, ..self }
+    }
+
+    /// Gives what has ended to its session.
+    pub fn keep(&mut self, all: &Delta, answers: &AnswerFold) {
+        if let Some(finish) = &all.finish
+            && let Some(turn) = self.turn.take()
+        {
+            let prompt = answers.prompt_tokens(all.choice);
+            turn.finish(prompt, &all.tokens, finish.reason == "abort", Instant::now());
+        }
     }
 
     /// What a choice is so far. `all`: all that it gained.
@@ -117,6 +133,9 @@ impl GeneratedTexts {
 fn finish_reason(finish: &Finish, all: &Delta, num_tokens: usize) -> Value {
     match &finish.stop_reason {
         _ if finish.reason == "length" => json!({"type": "length", "length": num_tokens}),
+        _ if finish.reason == "abort" => {
+            json!({"type": "abort", "message": "Aborted by its id, or with all requests."})
+        }
         Some(StopReason::Text(text)) => json!({"type": "stop", "matched": text}),
         Some(StopReason::Token(token)) => json!({"type": "stop", "matched": token}),
         // The model's end token is the last one.
@@ -146,6 +165,7 @@ impl WriteEvents for GenerateEvents {
     fn delta(&mut self, out: &mut Vec<u8>, delta: Delta, answers: &AnswerFold) {
         let index = delta.choice as usize;
         self.choices[index].append(delta);
+        self.texts.keep(&self.choices[index], answers);
         let mut event = self.texts.choice(&self.choices[index], answers);
         if self.is_batch {
             event["index"] = index.into();

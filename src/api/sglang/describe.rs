@@ -1,7 +1,9 @@
 //! What the API's description says of SGLang's paths.
 #![allow(dead_code, reason = "the shapes are only described: see answer, which writes them")]
 
+use super::control::{AbortFields, ContinueFields, GenerationState, PauseFields};
 use super::generate::{AcceptedInGenerate, GenerateFields};
+use super::session::{CloseFields, OpenFields};
 use crate::Object;
 use crate::fields::memory::MemoryFields;
 use crate::openapi::{Operation, Tag};
@@ -10,7 +12,15 @@ use serde_json::json;
 use utoipa::ToSchema;
 
 pub fn generate() -> Operation {
-    Operation::new(Tag::Generation, "sglang_generate", "Continues texts, in the shape of SGLang")
+    generates("sglang_generate", "Continues texts, in the shape of SGLang")
+}
+
+pub fn generate_by_put() -> Operation {
+    generates("sglang_generate_by_put", "The same as POST")
+}
+
+fn generates(id: &'static str, summary: &'static str) -> Operation {
+    Operation::new(Tag::Generation, id, summary)
         .about("One of text and input_ids is given.")
         .body("GenerateRequest")
         .fields::<GenerateFields>()
@@ -19,6 +29,61 @@ pub fn generate() -> Operation {
         .generates()
         .answers::<GenerateAnswer>("The answer, or an array of answers; with stream its parts.")
         .streams::<GeneratedText>()
+}
+
+pub fn open_session() -> Operation {
+    Operation::new(Tag::Generation, "open_session", "Opens a session: the server keeps the tokens of a conversation")
+        .about("Requests of /generate say the session in session_params. Every client has sessions of its own.")
+        .body("OpenSessionRequest")
+        .fields::<OpenFields>()
+        .fails(&[429])
+        .answers_text("application/json", "The session's id.")
+}
+
+pub fn close_session() -> Operation {
+    Operation::new(Tag::Generation, "close_session", "Forgets the tokens of a session")
+        .about("A session that is not open is ignored: it may have been idle for too long. Requests under way go on.")
+        .body("CloseSessionRequest")
+        .fields::<CloseFields>()
+        .requires(&["session_id"])
+}
+
+pub fn abort_request() -> Operation {
+    Operation::new(Tag::Generation, "abort_request", "Ends requests under way, in the shape of SGLang")
+        .about(
+            "A request ends with the text that it has, and the finish reason abort. A client can end its own requests \
+             alone. Ids of other requests are ignored: they may have ended.",
+        )
+        .body("AbortOneRequest")
+        .fields::<AbortFields>()
+}
+
+const OPERATORS: &str = "Where any key is set, this path wants server.admin_key.";
+
+pub fn pause() -> Operation {
+    Operation::new(Tag::Server, "pause_generation", "Stops the generation of all requests")
+        .about(format!("New requests wait until /continue_generation. {OPERATORS}"))
+        .body("PauseGenerationRequest")
+        .fields::<PauseFields>()
+        .fails(&[403])
+        .answers::<GenerationState>("The engine is paused.")
+}
+
+pub fn resume() -> Operation {
+    Operation::new(Tag::Server, "continue_generation", "Goes on after /pause_generation")
+        .about(OPERATORS)
+        .body("ContinueGenerationRequest")
+        .fields::<ContinueFields>()
+        .fails(&[403])
+        .answers::<GenerationState>("The engine goes on.")
+}
+
+pub fn server_info_with_config() -> Operation {
+    Operation::new(Tag::Server, "server_info", "The server's sizes, in the shape of SGLang")
+        .about(
+            "With server.admin_key, the answer also has the settings in force, in config, as /admin/config shows them.",
+        )
+        .answers_json("The server.")
 }
 
 pub fn model_info() -> Operation {
@@ -31,8 +96,7 @@ pub fn model_info_older() -> Operation {
 }
 
 pub fn server_info() -> Operation {
-    Operation::new(Tag::Server, "get_server_info", "The server's sizes, in the shape of SGLang")
-        .about("Settings are at /admin/config.")
+    Operation::new(Tag::Server, "get_server_info", "The server's sizes, as in /server_info, which is newer")
         .answers_json("The server.")
 }
 
@@ -100,7 +164,7 @@ struct GeneratedText {
 #[derive(ToSchema)]
 struct GenerateMeta {
     id: String,
-    /// An object of type stop (with what matched) or length; null in a stream before the end.
+    /// An object of type stop (with what matched), length or abort; null in a stream before the end.
     finish_reason: Option<Object>,
     prompt_tokens: u64,
     /// Always "default".

@@ -2,6 +2,7 @@
 
 use super::answer::AnswerSettings;
 use super::sampling::{DescribedParams, SglangNames, SglangSampling, params};
+use super::session::{SessionFields, SessionPlace};
 use crate::body::fields::IdsField;
 use crate::body::ids::Ids;
 use crate::body::refused::{Off, Refused, RefusedField, RefusedTable, refuse};
@@ -10,11 +11,14 @@ use crate::checks::{object, shown, wrong_type};
 use crate::fields::memory::MemoryFields;
 use crate::fields::nested::as_nested;
 use crate::fields::sampling::{check_min_tokens, num_logprobs};
+use crate::id::random_hex;
 use crate::model_info::ModelInfo;
 use crate::openai::completion::prompts;
 use crate::prompt::Prompt;
 use crate::request::{ApiRequest, FieldNames, PromptRequest};
 use pagetide_base::error::ApiError;
+use pagetide_text::chat_output::{ChatFormat, ChatReading, ReasoningStart};
+use pagetide_text::grammar::GrammarRequest;
 use serde_json::{Map, Value};
 use std::time::Instant;
 use utoipa::ToSchema;
@@ -59,6 +63,13 @@ body_fields! {
         /// The request's id in the answer, or an array with one for each text.
         #[schema(value_type = Option<RidForms>)]
         rid: Option<Value>,
+        /// The session of /open_session that the text goes on in. For a single text.
+        #[schema(value_type = Option<SessionFields>)]
+        session_params: Option<Map<String, Value>>,
+        /// The answer begins with reasoning: reasoning_tokens counts it, and a form that is asked for holds behind it. For
+        /// models that reason.
+        #[schema(default = false)]
+        require_reasoning: bool,
     }
 }
 
@@ -181,7 +192,6 @@ impl RefusedTable for UnsupportedInGenerate {
         refuse("need_wait_for_mm_inputs", NO_MEDIA),
         refuse("num_items_assigned", NO_MEDIA).unless(Off::Number(0.0)),
         refuse("positional_embed_overrides", LEAVE_OUT),
-        refuse("require_reasoning", "use /v1/chat/completions"),
         refuse("return_bytes", LEAVE_OUT),
         refuse("return_entropy", LEAVE_OUT),
         refuse("return_flat_raw_output_top_logprobs", "use top_logprobs_num alone"),
@@ -193,7 +203,6 @@ impl RefusedTable for UnsupportedInGenerate {
         refuse("return_sampling_mask", LEAVE_OUT),
         refuse("routed_experts_start_len", LEAVE_OUT).unless(Off::Number(0.0)),
         refuse("sampling_logprobs_mode", LEAVE_OUT),
-        refuse("session_params", "send the whole prompt: equal prefixes are found by themselves"),
         refuse("token_ids_logprob", "use top_logprobs_num"),
         refuse("token_indices_to_pool", LEAVE_OUT),
         refuse("video_config", NO_MEDIA),
@@ -224,6 +233,8 @@ pub struct GenerateTask {
     pub requests: Vec<(ApiRequest, AnswerSettings)>,
     /// The answer is an array.
     pub is_batch: bool,
+    /// The session that the only text goes on in.
+    pub session: Option<SessionPlace>,
 }
 
 pub fn parse(
@@ -239,6 +250,7 @@ pub fn parse(
     let num = prompts.len();
     let params_of_each = own.sampling_params.take().unwrap_or_else(|| Map::new().into());
     let ids = own.rids(num, is_batch)?;
+    let session = own.session_params.take().map(SessionPlace::parse).transpose()?;
     let logprobs = Each::new("return_logprob", own.return_logprob.take(), num, flag, false)?;
     let top = Each::new("top_logprobs_num", own.top_logprobs_num.take(), num, number, 0)?;
     let start = Each::new("logprob_start_len", own.logprob_start_len.take(), num, number, -1)?;
@@ -259,7 +271,12 @@ pub fn parse(
         vec![own.request(prompts, ids, params, asked(0), &memory, begun, model)?]
     };
     let has_several = requests.first().is_some_and(|(request, _)| request.n > 1);
-    Ok(GenerateTask { requests, is_batch: is_batch || has_several })
+    let is_batch = is_batch || has_several;
+    if session.is_some() && is_batch {
+        let message = "session_params is only available for a single text with n = 1";
+        return Err(ApiError::invalid("session_params", message));
+    }
+    Ok(GenerateTask { requests, is_batch, session })
 }
 
 /// What is asked of the log-probabilities of one text.
@@ -291,14 +308,14 @@ impl GenerateFields {
     }
 
     /// The id of each text in the answer.
-    fn rids(&mut self, num: usize, is_batch: bool) -> Result<Vec<Option<String>>, ApiError> {
+    fn rids(&mut self, num: usize, is_batch: bool) -> Result<Vec<String>, ApiError> {
         match self.rid.take() {
-            None => Ok(vec![None; num]),
-            Some(Value::String(id)) if !is_batch => Ok(vec![Some(id)]),
-            Some(Value::String(prefix)) => Ok((0..num).map(|i| Some(format!("{prefix}_{i}"))).collect()),
+            None => Ok((0..num).map(|_| random_hex()).collect()),
+            Some(Value::String(id)) if !is_batch => Ok(vec![id]),
+            Some(Value::String(prefix)) => Ok((0..num).map(|i| format!("{prefix}_{i}")).collect()),
             Some(Value::Array(ids)) if ids.len() == num => {
                 let text = |(i, id): (usize, Value)| match id {
-                    Value::String(id) => Ok(Some(id)),
+                    Value::String(id) => Ok(id),
                     other => Err(wrong_type(&format!("rid[{i}]"), "a string", Some(&other))),
                 };
                 ids.into_iter().enumerate().map(text).collect()
@@ -314,7 +331,7 @@ impl GenerateFields {
     fn request(
         &self,
         prompts: Vec<Prompt>,
-        ids: Vec<Option<String>>,
+        ids: Vec<String>,
         params: SglangSampling,
         asked: AskedLogprobs,
         memory: &MemoryFields,
@@ -346,10 +363,17 @@ impl GenerateFields {
             answer.prompt_only = max_tokens == Some(0);
             params.max_tokens = max_tokens.map_or(0, |most| most.max(1));
             check_min_tokens(&params, &names)?;
+            let mut grammar = grammar;
+            if self.require_reasoning {
+                answer.chat = Some(reasoning(&mut grammar, model)?);
+                answer.text.kept_tokens = reasoning_format(model)?.marker_tokens(&model.tokenizer).into();
+                answer.counts_reasoning_end = true;
+            }
             let each = PromptRequest { names, grammar, ..PromptRequest::without_prompt(params) };
             sampling.into_request(prompts, each, answer, memory, model)
         };
-        let request = answered().map_err(as_nested::<SglangNames>)?;
+        let mut request = answered().map_err(as_nested::<SglangNames>)?;
+        request.prompt_ids.clone_from(&ids);
         let settings = AnswerSettings {
             ids,
             num_top: request.answer.logprobs,
@@ -360,6 +384,24 @@ impl GenerateFields {
         };
         Ok((request, settings))
     }
+}
+
+/// How the model marks reasoning.
+fn reasoning_format(model: &ModelInfo) -> Result<ChatFormat, ApiError> {
+    let reasoning = model.chat_format.reasoning.ok_or_else(|| {
+        let message = "require_reasoning: this model does not reason (model.reasoning_parser); leave it out";
+        ApiError::invalid("require_reasoning", message)
+    })?;
+    Ok(ChatFormat { tools: None, reasoning: Some(reasoning) })
+}
+
+/// How an answer is read that begins with reasoning, whatever the prompt ends with. `grammar` holds from its end on.
+fn reasoning(grammar: &mut Option<GrammarRequest>, model: &ModelInfo) -> Result<ChatReading, ApiError> {
+    let format = reasoning_format(model)?;
+    if let (Some(grammar), Some(reasoning)) = (grammar, format.reasoning) {
+        grammar.starts_after = Some(reasoning.end().to_owned());
+    }
+    Ok(ChatReading { format, start: Some(ReasoningStart::Inside), ..ChatReading::default() })
 }
 
 /// One object of parameters for all texts, or one for each.

@@ -19,6 +19,7 @@ pub struct ServerFacts {
     pub num_device_blocks: usize,
     pub max_num_seqs: usize,
     pub max_num_batched_tokens: usize,
+    pub prefix_caching: bool,
     pub schedule_policy: String,
     pub weights_bytes: u64,
 }
@@ -56,6 +57,8 @@ pub fn server_info(model: &ModelInfo, facts: &ServerFacts) -> Value {
         "context_length": model.max_model_len,
         "page_size": facts.block_size,
         "chunked_prefill_size": facts.max_num_batched_tokens,
+        "max_prefill_tokens": facts.max_num_batched_tokens,
+        "disable_radix_cache": !facts.prefix_caching,
         "max_running_requests": facts.max_num_seqs,
         "max_total_num_tokens": max_total_num_tokens,
         "max_req_input_len": model.max_model_len.saturating_sub(1),

@@ -1,13 +1,14 @@
 //! SGLang's own paths.
 
-use crate::auth::{Operator, Watcher};
+use crate::admin;
+use crate::auth::{Operator, Watcher, is_admin};
 use crate::body::{self, Body};
 use crate::error::HttpError;
-use crate::paths::{ApiPath, for_admin, for_all, for_watchers, get, post};
+use crate::paths::{ApiPath, for_admin, for_all, for_watchers, get, post, put};
 use crate::serving::{SubmittingHandle, parse};
 use crate::stream::EventBody;
-use actix_web::HttpResponse;
 use actix_web::web::{self, Data, Query};
+use actix_web::{HttpRequest, HttpResponse};
 use futures_util::future::try_join_all;
 use pagetide_actors::generation::{Generation, collect};
 use pagetide_actors::live_settings::LiveSettings;
@@ -15,14 +16,16 @@ use pagetide_actors::runtime::RuntimeHandle;
 use pagetide_api::model_info::ModelInfo;
 use pagetide_api::request::{ApiRequest, PromptRequest};
 use pagetide_api::sglang::answer::{AnswerSettings, GenerateEvents, GeneratedTexts};
+use pagetide_api::sglang::control::{AbortedRequests, GenerationState, PauseMode};
 use pagetide_api::sglang::generate::GenerateTask;
 use pagetide_api::sglang::server::{EngineLoad, ServerFacts};
+use pagetide_api::sglang::session::{SessionPlace, SessionTurn, Sessions};
 use pagetide_api::sglang::{self as api, describe};
 use pagetide_base::error::ApiError;
 use pagetide_base::sampling::params::SamplingParams;
 use pagetide_engine::block_pool::BlockState;
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use tokio::sync::Mutex;
 
@@ -34,8 +37,14 @@ const HEALTH_LASTS: Duration = Duration::from_secs(1);
 const FLUSH_AGAIN: Duration = Duration::from_millis(50);
 const FLUSHED: &str = "Cache flushed.\n";
 
-pub static PATHS: [ApiPath; 9] = [
+pub static PATHS: [ApiPath; 15] = [
     post("/generate", || web::to(generate), describe::generate),
+    put("/generate", || web::to(generate), describe::generate_by_put),
+    post("/open_session", || web::to(open_session), describe::open_session),
+    post("/close_session", || web::to(close_session), describe::close_session),
+    post("/abort_request", || web::to(abort_request), describe::abort_request),
+    for_admin(post("/pause_generation", || web::to(pause), describe::pause)),
+    for_admin(post("/continue_generation", || web::to(resume), describe::resume)),
     get("/model_info", || web::to(model_info), describe::model_info),
     get("/get_model_info", || web::to(model_info), describe::model_info_older),
     get("/get_server_info", || web::to(server_info), describe::server_info),
@@ -46,14 +55,18 @@ pub static PATHS: [ApiPath; 9] = [
     for_watchers(get("/get_load", || web::to(load), describe::load)),
 ];
 
-async fn generate(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, HttpError> {
-    let GenerateTask { mut requests, is_batch } = parse(&handle, body, api::generate::parse).await?;
+async fn generate(handle: SubmittingHandle, sessions: Data<Sessions>, body: Body) -> Result<HttpResponse, HttpError> {
+    let GenerateTask { mut requests, is_batch, session } = parse(&handle, body, api::generate::parse).await?;
+    let mut turn = match (session, requests.first_mut()) {
+        (Some(place), Some((request, settings))) => Some(begin_turn(&handle, &sessions, place, request, settings)?),
+        _ => None,
+    };
     let num_values = |(request, _): &(ApiRequest, _)| request.num_answer_values(handle.model().max_model_len as usize);
     let num_values = requests.iter().map(num_values).sum();
     if requests.iter().any(|(request, _)| request.stream.is_some())
         && let Some((request, settings)) = requests.pop()
     {
-        let texts = GeneratedTexts::new(settings, request.num_samples(), handle.model());
+        let texts = GeneratedTexts::new(settings, request.num_samples(), handle.model()).in_session(turn);
         let events = GenerateEvents::new(texts, is_batch);
         return Ok(EventBody::start(&handle, request, events).await?.into_response());
     }
@@ -61,7 +74,8 @@ async fn generate(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, 
     if num_prompts > handle.max_requests() {
         return Err(ApiError::too_many_prompts("text", handle.max_requests(), num_prompts).into());
     }
-    let answers = try_join_all(requests.into_iter().map(|(request, settings)| texts(&handle, request, settings)));
+    let answers =
+        try_join_all(requests.into_iter().map(|(request, settings)| texts(&handle, request, settings, turn.take())));
     let mut answers: Vec<Value> = answers.await?.into_iter().flatten().collect();
     let answer = match answers.pop() {
         Some(only) if !is_batch => only,
@@ -75,10 +89,82 @@ async fn texts(
     handle: &RuntimeHandle,
     mut request: ApiRequest,
     settings: AnswerSettings,
+    turn: Option<SessionTurn>,
 ) -> Result<Vec<Value>, ApiError> {
-    let texts = GeneratedTexts::new(settings, request.num_samples(), handle.model());
+    let mut texts = GeneratedTexts::new(settings, request.num_samples(), handle.model()).in_session(turn);
     let (choices, answers) = collect(handle, &mut request).await?;
+    choices.iter().for_each(|all| texts.keep(all, &answers));
     Ok(choices.iter().map(|all| texts.choice(all, &answers)).collect())
+}
+
+/// Puts the tokens of the session before the only text of a request.
+fn begin_turn(
+    handle: &RuntimeHandle,
+    sessions: &Sessions,
+    place: SessionPlace,
+    request: &mut ApiRequest,
+    settings: &AnswerSettings,
+) -> Result<SessionTurn, ApiError> {
+    let rid = settings.ids.first().map_or("", String::as_str);
+    let model = handle.model();
+    let mut turn = sessions.begin(handle.tenant(), place, rid, Instant::now(), &model.server.get())?;
+    let bos = model.tokenizer.special_tokens().bos.as_ref().map(|bos| bos.id);
+    request.prompts = std::mem::take(&mut request.prompts).into_iter().map(|own| turn.behind(own, bos)).collect();
+    Ok(turn)
+}
+
+async fn open_session(
+    handle: SubmittingHandle,
+    sessions: Data<Sessions>,
+    body: Body,
+) -> Result<HttpResponse, HttpError> {
+    let asked = body.parse(&handle, api::session::parse_open).await?;
+    let id = sessions.open(handle.tenant(), asked, Instant::now(), &handle.model().server.get())?;
+    Ok(HttpResponse::Ok().json(id))
+}
+
+async fn close_session(
+    handle: SubmittingHandle,
+    sessions: Data<Sessions>,
+    body: Body,
+) -> Result<HttpResponse, HttpError> {
+    let id = body.parse(&handle, api::session::parse_close).await?;
+    sessions.close(handle.tenant(), id);
+    Ok(HttpResponse::Ok().finish())
+}
+
+/// Aborts requests of the client that asks. Those that are not under way are left out, as they have ended.
+async fn abort_request(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, HttpError> {
+    match body.parse(&handle, api::control::parse_abort).await? {
+        AbortedRequests::All => handle.requests().abort_all(Some(handle.tenant())),
+        AbortedRequests::One(rid) => drop(handle.requests().abort(&rid, handle.tenant())),
+    }
+    Ok(HttpResponse::Ok().finish())
+}
+
+async fn pause(
+    _: Operator,
+    handle: Data<RuntimeHandle>,
+    live_settings: Data<LiveSettings>,
+    body: Body,
+) -> Result<HttpResponse, HttpError> {
+    let mode = body.parse(&handle, api::control::parse_pause).await?;
+    live_settings.set_paused(true).await?;
+    if mode == PauseMode::Abort {
+        handle.requests().abort_all(None);
+    }
+    Ok(HttpResponse::Ok().json(GenerationState::PAUSED))
+}
+
+async fn resume(
+    _: Operator,
+    handle: Data<RuntimeHandle>,
+    live_settings: Data<LiveSettings>,
+    body: Body,
+) -> Result<HttpResponse, HttpError> {
+    body.parse(&handle, api::control::parse_continue).await?;
+    live_settings.set_paused(false).await?;
+    Ok(HttpResponse::Ok().json(GenerationState::CONTINUED))
 }
 
 async fn model_info(handle: Data<RuntimeHandle>, live_settings: Data<LiveSettings>) -> HttpResponse {
@@ -87,6 +173,19 @@ async fn model_info(handle: Data<RuntimeHandle>, live_settings: Data<LiveSetting
 
 async fn server_info(handle: Data<RuntimeHandle>, live_settings: Data<LiveSettings>) -> HttpResponse {
     HttpResponse::Ok().json(api::server::server_info(handle.model(), &facts(&live_settings).await))
+}
+
+/// `/server_info`, which vLLM has too: for who may see the settings, they are in it.
+pub async fn server_info_with_config(
+    request: HttpRequest,
+    handle: Data<RuntimeHandle>,
+    live_settings: Data<LiveSettings>,
+) -> Result<HttpResponse, HttpError> {
+    let mut info = api::server::server_info(handle.model(), &facts(&live_settings).await);
+    if is_admin(&request) {
+        info["config"] = json!(admin::config(&live_settings).await?);
+    }
+    Ok(HttpResponse::Ok().json(info))
 }
 
 async fn facts(live_settings: &LiveSettings) -> ServerFacts {
@@ -100,6 +199,7 @@ async fn facts(live_settings: &LiveSettings) -> ServerFacts {
         num_device_blocks: loaded.pools.num_device_blocks,
         max_num_seqs: loaded.max_num_seqs,
         max_num_batched_tokens: loaded.max_num_batched_tokens,
+        prefix_caching: config.cache.enable_prefix_caching,
         schedule_policy: config.scheduler.policy.name().into(),
         weights_bytes: loaded.weights_bytes,
     }

@@ -1,16 +1,14 @@
 //! vLLM's paths beside OpenAI's, and those that its users' gateways ask for.
 
-use crate::admin::{self, Admin};
 use crate::body::{self, Body};
 use crate::error::HttpError;
-use crate::paths::{ApiPath, for_admin, for_all, get, post};
+use crate::paths::{ApiPath, for_all, get, post};
 use crate::serving::{self, SubmittingHandle, answer_embeddings, convert, embedded, parse};
 use crate::stream::EventBody;
 use crate::surfaces::openai;
 use actix_web::web::{self, Data};
 use actix_web::{HttpRequest, HttpResponse};
 use pagetide_actors::generation::collect;
-use pagetide_actors::live_settings::LiveSettings;
 use pagetide_actors::runtime::RuntimeHandle;
 use pagetide_api::openai::{Endpoint, chat, completion, embeddings, tokenize};
 use pagetide_api::openapi::answers::{Status, Version};
@@ -22,7 +20,7 @@ use pagetide_api::vllm::{abort, derender, generate, render, rerank, score};
 use pagetide_base::error::ApiError;
 use serde_json::json;
 
-pub static PATHS: [ApiPath; 27] = [
+pub static PATHS: [ApiPath; 26] = [
     post("/tokenize", || web::to(tokenize), tokenize::describe_tokenize),
     post("/detokenize", || web::to(detokenize), tokenize::describe_detokenize),
     post("/v1/chat/completions/batch", || web::to(chat_batch), chat::describe_batch),
@@ -56,7 +54,6 @@ pub static PATHS: [ApiPath; 27] = [
     for_all(get("/ping", || web::to(ping), || describe_ping("ping"))),
     for_all(post("/ping", || web::to(ping), || describe_ping("ping_by_post"))),
     get("/load", || web::to(load), describe_load),
-    for_admin(get("/server_info", || web::to(server_info), describe_server_info)),
     get("/version", || web::to(version), describe_version),
 ];
 
@@ -195,17 +192,6 @@ fn describe_load() -> Operation {
 
 async fn load(handle: Data<RuntimeHandle>) -> HttpResponse {
     HttpResponse::Ok().json(json!({"server_load": handle.requests().num()}))
-}
-
-fn describe_server_info() -> Operation {
-    Operation::new(Tag::Server, "server_info", "The settings in force, as /admin/config shows them")
-        .fails(&[403])
-        .answers_json("The version and the settings.")
-}
-
-async fn server_info(_: Admin, live_settings: Data<LiveSettings>) -> Result<HttpResponse, HttpError> {
-    let config = admin::config(&live_settings).await?;
-    Ok(HttpResponse::Ok().json(json!({"version": env!("CARGO_PKG_VERSION"), "config": config})))
 }
 
 fn describe_version() -> Operation {
