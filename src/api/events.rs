@@ -40,6 +40,11 @@ pub fn write_event(out: &mut Vec<u8>, data: &impl Serialize) {
     out.extend_from_slice(b"\n\n");
 }
 
+/// Adds the event that some APIs end a stream with.
+pub fn write_done(out: &mut Vec<u8>) {
+    out.extend_from_slice(b"data: [DONE]\n\n");
+}
+
 /// Adds a comment, which clients that know nothing of pauses skip.
 fn write_pause(out: &mut Vec<u8>, PauseNotice { choice, after }: PauseNotice, num_choices: usize) {
     let mut comment = String::from(": ");

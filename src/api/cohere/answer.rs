@@ -1,7 +1,7 @@
 //! Answers of chat, whole and as events.
 
 use crate::delta::{Delta, Finish, Position, StopReason};
-use crate::events::{WriteEvents, write_named_event};
+use crate::events::{WriteEvents, write_done, write_named_event};
 use crate::fold::AnswerFold;
 use crate::id::random_hex;
 use crate::items::{AnswerItem, AnswerItems, ItemChange};
@@ -56,6 +56,9 @@ impl CohereAnswer {
                 }
                 AnswerItem::Call { id, name, arguments } => calls.push(call(id, name, arguments)),
             }
+        }
+        if content.is_empty() && calls.is_empty() {
+            content.push(json!({"type": "text", "text": ""}));
         }
         let mut message = json!({"role": "assistant"});
         if !content.is_empty() {
@@ -123,11 +126,13 @@ impl WriteEvents for CohereAnswer {
     fn error(&mut self, out: &mut Vec<u8>, error: &ApiError) {
         let delta = json!({"finish_reason": "ERROR", "error": error.with_param()});
         write(out, "message-end", json!({"id": self.id, "delta": delta}));
+        write_done(out);
     }
 
     fn end(&mut self, out: &mut Vec<u8>, answers: &AnswerFold) {
         let delta = json!({"finish_reason": self.finish_reason(), "usage": told_usage(answers.usage())});
         write(out, "message-end", json!({"id": self.id, "delta": delta}));
+        write_done(out);
     }
 }
 

@@ -8,20 +8,31 @@ use crate::fields::memory::MemoryFields;
 use crate::fields::model::ModelField;
 use crate::openapi::{Operation, Tag};
 use crate::usage::KvUsage;
+use crate::vllm::render;
 use utoipa::ToSchema;
 
-pub fn chat() -> Operation {
-    Operation::new(Tag::Generation, "cohere_chat", "Answers a conversation, in the shape of Cohere")
+/// `id`: the operation's name in generated clients.
+pub fn chat(id: &'static str) -> Operation {
+    with_chat(Operation::new(Tag::Generation, id, "Answers a conversation, in the shape of Cohere"))
+        .generates()
+        .errors_as::<CohereError>()
+        .answers::<CohereMessage>("The answer; with stream: true its events, up to message-end and [DONE].")
+        .streams::<CohereEvent>()
+}
+
+pub fn render() -> Operation {
+    with_chat(render::describe("render_cohere_chat", "/cohere/v2/chat")).errors_as::<CohereError>()
+}
+
+/// The body of a chat.
+fn with_chat(operation: Operation) -> Operation {
+    operation
         .body("CohereChatRequest")
         .fields::<CohereChatFields>()
         .fields::<CohereSampling>()
         .fields::<ModelField>()
         .fields::<MemoryFields>()
         .requires(&["messages"])
-        .generates()
-        .errors_as::<CohereError>()
-        .answers::<CohereMessage>("The answer; with stream: true its events, up to message-end.")
-        .streams::<CohereEvent>()
 }
 
 pub fn embed() -> Operation {

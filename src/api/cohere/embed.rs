@@ -201,7 +201,7 @@ impl CohereEmbedding {
         }
         let meta = json!({
             "api_version": {"version": "2"},
-            "billed_units": {"input_tokens": num_tokens},
+            "billed_units": {"input_tokens": num_tokens, "image_tokens": 0},
             "tokens": {"input_tokens": num_tokens},
         });
         json!({

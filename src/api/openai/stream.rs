@@ -4,7 +4,7 @@ use super::Endpoint;
 use super::error::ErrorAnswer;
 use super::response::OpenAiAnswer;
 use crate::delta::Delta;
-use crate::events::WriteEvents;
+use crate::events::{WriteEvents, write_done};
 use crate::fold::AnswerFold;
 use crate::model_info::ModelInfo;
 use crate::request::{ApiRequest, StreamOptions};
@@ -62,6 +62,6 @@ impl WriteEvents for Chunks {
         if self.options.include_usage {
             self.event(out, |out, answer| answer.write_usage(out, answers));
         }
-        self.event(out, |out, _| out.extend_from_slice(b"[DONE]"));
+        write_done(out);
     }
 }

@@ -3,6 +3,7 @@
 use crate::anthropic;
 use crate::anthropic::request::MessagesBody;
 use crate::body::ParsedBody;
+use crate::cohere::chat::{self as cohere, CohereChatBody};
 use crate::model_info::ModelInfo;
 use crate::openai::chat::ChatBody;
 use crate::openai::completion::CompletionBody;
@@ -95,6 +96,14 @@ pub fn messages(
     budget: &Budget,
 ) -> Result<(RenderedInput, usize), ApiError> {
     one(anthropic::request::message(body, model)?, "msg_", model, budget)
+}
+
+pub fn cohere_chat(
+    body: ParsedBody<CohereChatBody>,
+    model: &ModelInfo,
+    budget: &Budget,
+) -> Result<(RenderedInput, usize), ApiError> {
+    one(cohere::parse(body, model)?, "chatcmpl-", model, budget)
 }
 
 /// One for each prompt, and the tokens of all.

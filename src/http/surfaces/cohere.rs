@@ -1,27 +1,33 @@
-//! Cohere's API, version 2.
+//! Cohere's API, version 2: under its own paths, and under those that vLLM has for it.
 
 use crate::answer_format::AnswerFormat;
 use crate::body::{self, Body};
 use crate::error::HttpError;
 use crate::paths::{ApiPath, post};
-use crate::serving::{SubmittingHandle, embedded, parse};
+use crate::serving::{SubmittingHandle, convert, embedded, parse};
 use crate::stream::EventBody;
 use actix_web::http::header::HeaderMap;
-use actix_web::{HttpResponse, web};
+use actix_web::{HttpRequest, HttpResponse, web};
 use pagetide_actors::generation::Generation;
 use pagetide_api::cohere::answer::CohereAnswer;
 use pagetide_api::cohere::error::error_body;
 use pagetide_api::cohere::{self as api, describe};
+use pagetide_api::vllm::render;
 
-pub static PATHS: [ApiPath; 2] =
-    [post("/v2/chat", || web::to(chat), describe::chat), post("/v2/embed", || web::to(embed), describe::embed)];
+pub static PATHS: [ApiPath; 4] = [
+    post("/v2/chat", || web::to(chat), || describe::chat("cohere_chat")),
+    post("/v2/embed", || web::to(embed), describe::embed),
+    post("/cohere/v2/chat", || web::to(chat), || describe::chat("cohere_chat_vllm")),
+    post("/cohere/v2/chat/render", || web::to(render_chat), describe::render),
+];
 
 pub static FORMAT: AnswerFormat = AnswerFormat { error_body, id_header: None };
 
 /// Whether a request speaks Cohere's API, so that errors are told in its format.
 pub fn is_spoken(path: &str, _: &HeaderMap) -> bool {
     // Documents are ranked by the same function on all their paths, and told of in one format.
-    path.starts_with("/v2/") && path != "/v2/rerank"
+    let is_own = path.starts_with("/v2/") || path.starts_with("/cohere/v2/");
+    is_own && path != "/v2/rerank"
 }
 
 async fn chat(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, HttpError> {
@@ -35,6 +41,10 @@ async fn chat(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, Http
     generation.keep_logprobs(1);
     generation.finish(|delta| answer.push(delta, |_, _, _| {})).await?;
     body::answer(&handle, answer.whole(generation.answers().usage()), num_values).await
+}
+
+async fn render_chat(handle: SubmittingHandle, request: HttpRequest, body: Body) -> Result<HttpResponse, HttpError> {
+    convert(&handle, &request, body, render::cohere_chat).await
 }
 
 async fn embed(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, HttpError> {
