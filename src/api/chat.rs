@@ -55,7 +55,7 @@ impl Chat {
         let others: Vec<Prompt> = others.collect();
         let prompt = template.prompt(messages, shown);
         let mut params = sampling.params(model)?;
-        let mut answer = sampling.answer(&params, &names)?;
+        let mut answer = sampling.answer(&params, &names, model)?;
         answer.kv_block_bytes = memory.usage_block_bytes(model);
         answer.pause_comments = sampling.pause_comments(model);
         params.max_tokens = self.max_tokens.unwrap_or(0);

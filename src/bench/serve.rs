@@ -124,6 +124,7 @@ fn serve_own(
 ) -> Result<ExitCode, StartError> {
     config.server.host = "127.0.0.1".into();
     config.server.port = 0;
+    config.server.unix_socket.clear();
     // The own server has no host name, so no certificate fits it, and TLS is not what is measured.
     (config.server.tls_cert, config.server.tls_key) = Default::default();
     // The benchmark reads the metrics of its own server in any case.

@@ -85,6 +85,7 @@ async fn load(config: &Config, signals: &mut StopSignals) -> Result<Option<Runti
 fn served_model(runtime: &Runtime, config: &Config) -> ServedModel {
     let loaded = runtime.loaded();
     let pools = &loaded.pools;
+    let num_tokens = pools.num_device_blocks * pools.layout.block_size;
     ServedModel {
         name: runtime.handle().model().served_name.clone(),
         max_model_len: loaded.max_model_len,
@@ -92,6 +93,8 @@ fn served_model(runtime: &Runtime, config: &Config) -> ServedModel {
             ("block_size", pools.layout.block_size.to_string()),
             ("num_gpu_blocks", pools.num_device_blocks.to_string()),
             ("num_cpu_blocks", pools.num_swap_blocks.to_string()),
+            ("kv_cache_size_tokens", num_tokens.to_string()),
+            ("kv_cache_max_concurrency", format!("{:.2}", num_tokens as f64 / loaded.max_model_len.max(1) as f64)),
             ("cache_dtype", pools.layout.dtype.name().to_owned()),
             // As in Python.
             ("enable_prefix_caching", if config.cache.enable_prefix_caching { "True" } else { "False" }.to_owned()),

@@ -15,6 +15,18 @@ pub(super) fn socket_address(text: &str) -> Result<(), String> {
     }
 }
 
+pub(super) fn root_path(text: &str) -> Result<(), String> {
+    let is_segment = |part: &str| {
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+        !part.is_empty() && part != "." && part != ".." && part.bytes().all(is_plain)
+    };
+    match text.strip_prefix('/') {
+        Some(parts) if parts.split('/').all(is_segment) => Ok(()),
+        _ if text.is_empty() => Ok(()),
+        _ => Err(format!("'{text}' is not a path such as /llm or /models/llm, without a / at its end")),
+    }
+}
+
 pub(super) fn http_url(text: &str) -> Result<(), String> {
     let is_one = reqwest::Url::parse(text).is_ok_and(|url| ["http", "https"].contains(&url.scheme()) && url.has_host());
     match text.is_empty() || is_one {

@@ -355,6 +355,10 @@ impl Layers {
                 broken.push((keys, format!("TLS also needs {}", keys[1])));
             }
         }
+        if !server.unix_socket.is_empty() && !server.tls_cert.is_empty() {
+            let message = "a Unix socket has no TLS; leave server.tls_cert and server.tls_key out";
+            broken.push((&["server.unix_socket", "server.tls_cert"], message.into()));
+        }
         let wrong: Vec<String> = self.problems.iter().map(|problem| problem.key.clone()).collect();
         for (keys, message) in broken {
             if !keys.iter().any(|key| wrong.iter().any(|wrong| wrong == key)) {

@@ -7,6 +7,10 @@ pub struct ServerConfig {
     pub host: String,
     /// 0: the system chooses a free port.
     pub port: u16,
+    /// Empty: listen at `host` and `port`.
+    pub unix_socket: String,
+    /// Empty, or `/llm`: a prefix that paths may have.
+    pub root_path: String,
     /// Not empty. `None`: the name of the model.
     pub served_model_name: Option<Vec<String>>,
     /// Whether a request may name a model that is not served.
@@ -14,8 +18,10 @@ pub struct ServerConfig {
     /// The APIs that are served.
     pub surfaces: Vec<Surface>,
     pub schema_objects: SchemaObjects,
-    /// Every stream of chunks ends with its usage.
+    /// Every chunk of a stream has the usage so far.
     pub force_include_usage: bool,
+    /// Default of a request's `return_tokens_as_token_ids`.
+    pub return_tokens_as_token_ids: bool,
     /// Empty: no key is required.
     pub api_keys: Vec<ApiKeyConfig>,
     /// Key of `/admin`. Empty: `/admin` is closed.
@@ -70,11 +76,14 @@ impl Default for ServerConfig {
         Self {
             host: "127.0.0.1".into(),
             port: 8000,
+            unix_socket: String::new(),
+            root_path: String::new(),
             served_model_name: None,
             accept_any_model: false,
             surfaces: Surface::ALL.to_vec(),
             schema_objects: SchemaObjects::Closed,
             force_include_usage: false,
+            return_tokens_as_token_ids: false,
             api_keys: Vec::new(),
             admin_key: String::new(),
             metrics_key: String::new(),

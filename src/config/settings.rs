@@ -1,7 +1,7 @@
 //! The one table of settings. Command-line flags, environment variables, configuration files, error messages,
 //! `pagetide config`, `config/pagetide.toml` and `docs/configuration.md` all come from it.
 
-use super::checks::{any_text, http_url, log_filter, not_empty, revision, socket_address};
+use super::checks::{any_text, http_url, log_filter, not_empty, revision, root_path, socket_address};
 use super::field::ConfigField;
 use super::value::{SettingKind, Value};
 use super::{
@@ -151,6 +151,14 @@ settings! {
     server.port: COMMON, int(0, 65535), "", Some(("port", "P")),
         "TCP port to listen on; 0 picks a free port, which the log gives.",
         "Another program uses the port.";
+    server.unix_socket: RARE, text(any_text), "", Some(("uds", "PATH")),
+        "Path of a Unix socket to listen on instead of host and port. The file is made at the start and removed at \
+         the end; the umask of the process says who may connect. It has no TLS.",
+        "A proxy on the same machine is the only client.";
+    server.root_path: RARE, text(root_path), "", Some(("root-path", "PATH")),
+        "Path under which a proxy shows this server (/llm). Requests are answered with this prefix and without it, \
+         and the API's description names it.",
+        "A proxy passes on requests of one of its paths, and does not cut the path off.";
     server.served_model_name: COMMON, SettingKind::List { words: &[], auto: true }, "",
         Some(("served-model-name", "NAME")),
         "Model name in the API; auto uses the model's name on the hub, or the last part of its path. Of a list, each \
@@ -199,9 +207,13 @@ settings! {
          Schema has it.",
         "Clients expect the reading of JSON Schema, and want properties that their schemas do not name.";
     server.force_include_usage: RARE, SettingKind::Bool, "", None,
-        "Whether every stream of chat completions and completions ends with a chunk that has the usage, as with \
-         stream_options.include_usage.",
+        "Whether every chunk of a stream of chat completions and completions has the usage so far, as with \
+         stream_options.include_usage and continuous_usage_stats.",
         "A proxy counts tokens, and clients do not ask for usage.";
+    server.return_tokens_as_token_ids: RARE, SettingKind::Bool, "", None,
+        "Whether log-probabilities name tokens by their ids (token_id:5) and not by their text. A request's own \
+         return_tokens_as_token_ids takes precedence.",
+        "Clients need to tell apart tokens that have the same text, and cannot change their requests.";
     server.include_kv_usage: RARE, SettingKind::Bool, "", None,
         "Whether usage contains usage.kv, the cost of memory pressure to the request. A request's own \
          include_kv_usage takes precedence.",

@@ -392,6 +392,13 @@ fn tls_needs_both_files_and_an_address_is_one() {
     for (text, key) in [
         ("[server]\ntls_cert = \"a.pem\"", "server.tls_cert: TLS also needs server.tls_key"),
         ("[server]\ntls_key = \"a.pem\"", "server.tls_key: TLS also needs server.tls_cert"),
+        (
+            "[server]\nunix_socket = \"a.sock\"\ntls_cert = \"a.pem\"\ntls_key = \"a.pem\"",
+            "server.unix_socket: a Unix socket has no TLS",
+        ),
+        ("[server]\nroot_path = \"llm\"", "'llm' is not a path such as /llm"),
+        ("[server]\nroot_path = \"/llm/\"", "'/llm/' is not a path such as /llm"),
+        ("[server]\nroot_path = \"/a/../b\"", "'/a/../b' is not a path such as /llm"),
         ("[server]\nadmin_listen = \"9000\"", "'9000' is not an address with a port"),
         ("[tracing]\notlp_endpoint = \"localhost:4318\"", "is not an http:// or https:// URL"),
     ] {

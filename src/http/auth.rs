@@ -6,6 +6,7 @@ use actix_web::dev::Payload;
 use actix_web::http::header::{AUTHORIZATION, HeaderMap, HeaderName};
 use actix_web::{FromRequest, HttpRequest};
 use pagetide_actors::messages::Caller;
+use pagetide_api::openapi::PathAccess;
 use pagetide_base::error::ApiError;
 use pagetide_config::{ApiKeyConfig, CacheIsolation, Config, ServerConfig};
 use pagetide_engine::bill::Tenant;
@@ -30,6 +31,17 @@ pub struct Keys(Arc<RwLock<Arc<AllKeys>>>);
 pub struct AllKeys {
     pub clients: ApiKeys,
     pub operators: OperatorKeys,
+}
+
+impl AllKeys {
+    /// Whom a path answers while these are the keys.
+    pub fn access(&self, access: PathAccess) -> PathAccess {
+        match access {
+            PathAccess::Key if self.clients.is_empty() => PathAccess::Open,
+            PathAccess::Watcher if self.operators.is_open_to_watchers() => PathAccess::Open,
+            other => other,
+        }
+    }
 }
 
 impl Keys {
@@ -172,10 +184,14 @@ impl OperatorKeys {
         if is_open { Ok(()) } else { self.check_admin(headers) }
     }
 
+    fn is_open_to_watchers(&self) -> bool {
+        self.metrics.is_none() && !self.has_clients
+    }
+
     /// Whether a client with these headers may see the number and the lengths of all requests. Every client may if no
     /// keys are set.
     pub fn check_watcher(&self, headers: &HeaderMap) -> Result<(), ApiError> {
-        if self.metrics.is_none() && !self.has_clients {
+        if self.is_open_to_watchers() {
             return Ok(());
         }
         let known: Vec<&KeyHash> = self.metrics.iter().chain(&self.admin).collect();

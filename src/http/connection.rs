@@ -7,13 +7,12 @@ use crate::auth::Keyed;
 use crate::limits::Seat;
 use actix_tls::accept::rustls_0_23::TlsStream;
 use actix_web::dev::Extensions;
-use actix_web::rt::net::TcpStream;
+use actix_web::rt::net::{TcpStream, UnixStream};
 use actix_web::rt::time::sleep;
 use pagetide_base::error::ApiError;
 use std::any::Any;
 use std::cell::{Cell, OnceCell, RefCell};
-use std::net::Shutdown;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
 use tokio::task::AbortHandle;
@@ -25,7 +24,7 @@ const LINGER: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Connection {
     /// The same socket once more, to end it. `None`: there was no place for another open file.
-    socket: Option<std::net::TcpStream>,
+    socket: Option<OwnedFd>,
     /// Requests that are read or answered.
     num_busy: Cell<usize>,
     /// When there was last a request.
@@ -41,12 +40,11 @@ impl Connection {
     /// Stores what is kept about the connection `io` where its requests find it. `most_idle`: the most time between two
     /// requests, including the time for a head.
     pub fn open(io: &dyn Any, data: &mut Extensions, most_idle: Option<Duration>) {
-        let tls = io.downcast_ref::<TlsStream<TcpStream>>().map(|tls| tls.get_ref().0);
-        let Some(socket) = tls.or(io.downcast_ref::<TcpStream>()) else { return };
-        let copy = socket.as_fd().try_clone_to_owned();
+        let Some(socket) = socket_of(io) else { return };
+        let copy = socket.try_clone_to_owned();
         let copy = copy.inspect_err(|error| tracing::warn!("a connection goes without its time-outs: {error}"));
         let connection = Rc::new(Self {
-            socket: copy.ok().map(Into::into),
+            socket: copy.ok(),
             num_busy: Cell::new(0),
             idle_since: Cell::new(Instant::now()),
             is_ending: Cell::new(false),
@@ -95,9 +93,18 @@ impl Connection {
 
     /// Ends the connection, as if its client had gone.
     fn shut_down(&self) {
-        // An error is a connection that has ended already.
-        let _ = self.socket.as_ref().map(|socket| socket.shutdown(Shutdown::Both));
+        if let Some(socket) = &self.socket {
+            // SAFETY: the socket is open. An error is a connection that has ended already.
+            let _ = unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RDWR) };
+        }
     }
+}
+
+/// The socket behind what actix calls a connection.
+fn socket_of(io: &dyn Any) -> Option<BorrowedFd<'_>> {
+    let tls = io.downcast_ref::<TlsStream<TcpStream>>().map(|tls| tls.get_ref().0);
+    let tcp = tls.or(io.downcast_ref::<TcpStream>()).map(AsFd::as_fd);
+    tcp.or_else(|| io.downcast_ref::<UnixStream>().map(AsFd::as_fd))
 }
 
 impl Drop for Connection {

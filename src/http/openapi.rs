@@ -9,19 +9,23 @@
 //! handler and a function that returns the `Operation`; its body's structs go to `Operation::fields`, one call each.
 
 use crate::paths::ApiPath;
-use pagetide_api::openapi::Tag;
+use pagetide_api::openapi::{PathAccess, Tag};
 use serde_json::{Map, Value, json};
 
 /// The page that shows the document and tries requests; it loads nothing from elsewhere.
 pub const PAGE: &str = include_str!("openapi/page.html");
 
-/// The document of these paths.
-pub fn document<'a>(all: impl IntoIterator<Item = &'a ApiPath>) -> Value {
+/// The document of these paths, which are below `url`. `access`: whom a path answers with the keys that there are.
+pub fn document<'a>(
+    all: impl IntoIterator<Item = &'a ApiPath>,
+    url: &str,
+    access: impl Fn(PathAccess) -> PathAccess,
+) -> Value {
     let mut schemas = Map::new();
     let mut paths = Map::new();
     for path in all {
         let operation = (path.describe)();
-        let described = operation.json(path.access, &mut schemas);
+        let described = operation.json(access(path.access), &mut schemas);
         let item = paths.entry(path.path).or_insert_with(|| json!({}));
         item[path.verb.method().as_str().to_lowercase()] = described;
     }
@@ -34,6 +38,7 @@ pub fn document<'a>(all: impl IntoIterator<Item = &'a ApiPath>) -> Value {
             "description": ABOUT,
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
+        "servers": [{"url": url}],
         "tags": Tag::ALL.map(|tag| json!({"name": tag.name(), "description": tag.about()})),
         "paths": paths,
         "components": {

@@ -2,10 +2,11 @@
 
 use crate::admin::Admin;
 use crate::answer_format::AnswerFormat;
-use crate::auth::Watcher;
+use crate::auth::{AllKeys, Keys, Watcher};
 use crate::body::Body;
 use crate::error::{HttpError, error_response};
 use crate::paths::{ApiPath, MatchedPath, also_for_admin, for_admin, for_all, for_watchers, get, post};
+use crate::root_path::RootPath;
 use crate::surfaces::{ApiSurface, SURFACES, openai, sglang};
 use crate::{admin, console, openapi};
 use actix_web::http::Method;
@@ -25,6 +26,7 @@ use pagetide_config::Surface;
 use pagetide_metrics as metrics;
 use serde_json::{Value, json};
 use std::future::ready;
+use std::sync::{Arc, OnceLock};
 
 /// The paths that belong to no surface: they are always served. The methods of one path stand together.
 static SERVER_PATHS: [ApiPath; 13] = [
@@ -217,11 +219,30 @@ async fn fail_step(
     Ok(HttpResponse::Ok().json(json!({"status": "the next step fails"})))
 }
 
-/// The API's description, made once for a server.
-pub struct OpenApiText(pub String);
+/// The API's description, which depends on the keys that there are: they can change. Each form is made when it is first
+/// asked for.
+pub struct Descriptions {
+    surfaces: Arc<[Surface]>,
+    root_path: RootPath,
+    /// By whether paths for clients and paths for watchers need a key.
+    texts: [OnceLock<String>; 4],
+}
 
-async fn openapi_json(text: Data<OpenApiText>) -> HttpResponse {
-    HttpResponse::Ok().insert_header(ContentType::json()).body(text.0.clone())
+impl Descriptions {
+    pub fn new(surfaces: Arc<[Surface]>, root_path: RootPath) -> Self {
+        Self { surfaces, root_path, texts: Default::default() }
+    }
+
+    fn text(&self, keys: &AllKeys) -> &str {
+        let needs_key = |access: PathAccess| usize::from(keys.access(access) != PathAccess::Open);
+        let text = &self.texts[2 * needs_key(PathAccess::Key) + needs_key(PathAccess::Watcher)];
+        let access = |access| keys.access(access);
+        text.get_or_init(|| openapi::document(paths_of(&self.surfaces), self.root_path.url(), access).to_string())
+    }
+}
+
+async fn openapi_json(descriptions: Data<Descriptions>, keys: Data<Keys>) -> HttpResponse {
+    HttpResponse::Ok().insert_header(ContentType::json()).body(descriptions.text(&keys.get()).to_owned())
 }
 
 async fn docs() -> HttpResponse {

@@ -9,13 +9,12 @@ use crate::console::Feed;
 use crate::cors::cors;
 use crate::error::error_response;
 use crate::load_metrics::{ReportFormat, add_report};
-use crate::openapi;
-use crate::routes::{
-    OpenApiText, access_to, configure, format_of, is_open_to_all_ports, is_private, matched_path, paths_of,
-};
+use crate::root_path::RootPath;
+use crate::routes::{Descriptions, access_to, configure, format_of, is_open_to_all_ports, is_private, matched_path};
 use crate::surfaces::sglang::HealthChecks;
 use crate::timeouts::{end_stalled_connections, timed_body};
 use crate::tls::Certificate;
+use crate::unix_socket::{self, SocketFile};
 use actix_web::body::MessageBody;
 use actix_web::dev::{Server, ServerHandle, ServiceRequest, ServiceResponse};
 use actix_web::http::header::{HeaderMap, HeaderName, HeaderValue};
@@ -34,6 +33,7 @@ use pagetide_config::{Config, ServerConfig, Surface};
 use pagetide_metrics as metrics;
 use pagetide_telemetry::trace::Tracer;
 use std::net::{SocketAddr, TcpListener};
+use std::os::unix::net::UnixListener;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -53,17 +53,25 @@ const MAX_REQUEST_ID_BYTES: usize = 256;
 
 /// The addresses that the server listens on, and its certificate.
 pub struct Listeners {
-    public: TcpListener,
+    public: PublicListener,
     /// Only for `/metrics` and `/admin`.
     admin: Option<TcpListener>,
     certificate: Option<Certificate>,
+}
+
+enum PublicListener {
+    Tcp(TcpListener),
+    Unix(UnixListener, SocketFile),
 }
 
 impl Listeners {
     /// Where clients find it.
     pub fn url(&self) -> std::io::Result<String> {
         let scheme = if self.certificate.is_some() { "https" } else { "http" };
-        Ok(format!("{scheme}://{}", self.public.local_addr()?))
+        match &self.public {
+            PublicListener::Tcp(listener) => Ok(format!("{scheme}://{}", listener.local_addr()?)),
+            PublicListener::Unix(_, file) => Ok(format!("unix:{}", file.path().display())),
+        }
     }
 
     pub fn admin_addr(&self) -> std::io::Result<Option<SocketAddr>> {
@@ -74,16 +82,29 @@ impl Listeners {
 /// Opens the configured addresses, and reads the certificate if there is one.
 pub fn listen(config: &Config) -> Result<Listeners, StartError> {
     let server = &config.server;
-    let public = TcpListener::bind((server.host.as_str(), server.port)).map_err(|error| {
-        StartError::new(format!("cannot listen on {}:{} (server.host, server.port): {error}", server.host, server.port))
-    })?;
+    let public = if server.unix_socket.is_empty() {
+        let failed = |error| {
+            let (host, port) = (&server.host, server.port);
+            StartError::new(format!("cannot listen on {host}:{port} (server.host, server.port): {error}"))
+        };
+        PublicListener::Tcp(TcpListener::bind((server.host.as_str(), server.port)).map_err(failed)?)
+    } else {
+        let path = &server.unix_socket;
+        let failed = |error| StartError::new(format!("cannot listen on {path} (server.unix_socket): {error}"));
+        let (listener, file) = unix_socket::listen(path.as_ref()).map_err(failed)?;
+        PublicListener::Unix(listener, file)
+    };
     let bind = |addr: &String| {
         let failed = |error| StartError::new(format!("cannot listen on {addr} (server.admin_listen): {error}"));
         TcpListener::bind(addr).map_err(failed)
     };
     let admin = Some(&server.admin_listen).filter(|addr| !addr.is_empty()).map(bind).transpose()?;
     if server.write_timeout_s > 0 {
-        for listener in std::iter::once(&public).chain(&admin) {
+        let public = match &public {
+            PublicListener::Tcp(listener) => Some(listener),
+            PublicListener::Unix(..) => None,
+        };
+        for listener in public.into_iter().chain(&admin) {
             end_stalled_connections(listener, Duration::from_secs(server.write_timeout_s))?;
         }
     }
@@ -99,9 +120,11 @@ pub struct Servers {
 }
 
 impl Servers {
-    fn new(public: Server, admin: Option<Server>) -> Self {
+    /// `file`: the socket's, which is there as long as the server.
+    fn new(public: Server, admin: Option<Server>, file: Option<SocketFile>) -> Self {
         let handle = public.handle();
         let run = async move {
+            let _file = file;
             let Some(mut admin) = admin else { return public.await };
             let stopper = admin.handle();
             tokio::select! {
@@ -148,15 +171,17 @@ pub fn serve(
             certificate.renew(&config.server);
         }
     });
-    let admin_addr = admin.as_ref().map(TcpListener::local_addr).transpose()?;
+    let has_admin_port = admin.is_some();
+    let root_path = RootPath::new(&config.server.root_path);
     let (handle, live_settings, server_config) = (Data::new(handle), Data::new(live_settings), config.server.clone());
     let feed = Data::new(Feed::default());
     let parsing = Data::new(Parsing::new(&config.limits));
     let health_checks = Data::new(HealthChecks::default());
     let sessions = Data::new(Sessions::default());
     let surfaces: Arc<[Surface]> = config.server.surfaces.as_slice().into();
-    let description = Data::new(OpenApiText(openapi::document(paths_of(&surfaces)).to_string()));
-    let app = move || {
+    let descriptions = Data::new(Descriptions::new(surfaces.clone(), root_path.clone()));
+    let app = move |is_admins: bool| {
+        let root_path = root_path.clone();
         let (keys, live, reporter) = (keys.clone(), handle.model().server.clone(), reporter.clone());
         let (surfaces, routed) = (surfaces.clone(), surfaces.clone());
         // The last middleware is the outermost.
@@ -168,21 +193,24 @@ pub fn serve(
             .app_data(parsing.clone())
             .app_data(health_checks.clone())
             .app_data(sessions.clone())
-            .app_data(description.clone())
+            .app_data(descriptions.clone())
             .wrap(from_fn(encodings))
             .wrap(Compress::default())
             .wrap(from_fn(without_identity))
             .wrap(from_fn(move |request, next| with_limit(live.clone(), request, next)))
             .wrap(from_fn(move |request, next| with_key(keys.clone(), request, next)))
-            .wrap(from_fn(move |request, next| on_its_port(admin_addr, request, next)))
+            .wrap(from_fn(move |request, next| on_its_port(has_admin_port, is_admins, request, next)))
             .wrap(cors(&server_config))
-            .wrap(from_fn(move |request, next| around(reporter.clone(), surfaces.clone(), request, next)))
+            .wrap(from_fn(move |request, next| {
+                around(reporter.clone(), surfaces.clone(), root_path.clone(), request, next)
+            }))
             .configure(move |config| configure(config, &routed))
     };
     let ServerConfig { header_timeout_s, keep_alive_s, .. } = config.server;
     let most_idle = (header_timeout_s > 0).then(|| Duration::from_secs(keep_alive_s + header_timeout_s));
-    let new_server = |shutdown_timeout: Duration| {
-        HttpServer::new(app.clone())
+    let new_server = |is_admins: bool, shutdown_timeout: Duration| {
+        let app = app.clone();
+        HttpServer::new(move || app(is_admins))
             .keep_alive(Duration::from_secs(keep_alive_s))
             .client_request_timeout(Duration::from_secs(header_timeout_s))
             .tls_handshake_timeout(if header_timeout_s > 0 { Duration::from_secs(header_timeout_s) } else { ANY_TIME })
@@ -194,15 +222,18 @@ pub fn serve(
             .disable_signals()
     };
     let (num_workers, max_connections) = shares(config.limits.max_connections, config.server.num_workers());
-    let server = new_server(CUT_BY_DRAIN).workers(num_workers).max_connections(max_connections);
-    let server = match certificate {
-        Some(certificate) => server.listen_rustls_0_23(public, certificate.server_config()?)?,
-        None => server.listen(public)?,
+    let server = new_server(false, CUT_BY_DRAIN).workers(num_workers).max_connections(max_connections);
+    let (server, file) = match (public, certificate) {
+        (PublicListener::Tcp(listener), Some(certificate)) => {
+            (server.listen_rustls_0_23(listener, certificate.server_config()?)?, None)
+        }
+        (PublicListener::Tcp(listener), None) => (server.listen(listener)?, None),
+        (PublicListener::Unix(listener, file), _) => (server.listen_uds(listener)?, Some(file)),
     };
     // A server of its own, so that clients that take all connections do not keep the operator out.
-    let on_admins = |admin| new_server(LAST_WORDS).workers(1).max_connections(usize::MAX).listen(admin);
+    let on_admins = |admin| new_server(true, LAST_WORDS).workers(1).max_connections(usize::MAX).listen(admin);
     let admin = admin.map(on_admins).transpose()?;
-    Ok(Servers::new(server.run(), admin.map(HttpServer::run)))
+    Ok(Servers::new(server.run(), admin.map(HttpServer::run), file))
 }
 
 /// The number of workers, and of connections of each. Together they take the configured number of connections, or
@@ -217,12 +248,12 @@ fn shares(max_connections: usize, num_workers: usize) -> (usize, usize) {
 
 /// If the admin's paths have an address of their own: hides them on the public address, and the others on theirs.
 async fn on_its_port(
-    admin: Option<SocketAddr>,
+    has_admin_port: bool,
+    is_admins: bool,
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse, Error> {
-    if let Some(admin) = admin {
-        let is_admins = request.app_config().local_addr() == admin;
+    if has_admin_port {
         // The path as the router reads it, so that no spelling of a path leads around this check.
         let path = request.match_info().as_str();
         if is_private(path) != is_admins && !is_open_to_all_ports(path) {
@@ -285,9 +316,11 @@ async fn with_key(
 async fn around(
     reporter: Arc<Reporter>,
     surfaces: Arc<[Surface]>,
-    request: ServiceRequest,
+    root_path: RootPath,
+    mut request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse, Error> {
+    root_path.cut_off(&mut request);
     let id = request_id(request.headers());
     let shown_id = id.to_str().unwrap_or_default();
     let path = matched_path(request.match_pattern().as_deref());

@@ -186,9 +186,8 @@ body_fields! {
         /// The answer says the token ids of prompt and output.
         #[schema(default = false)]
         pub return_token_ids: bool,
-        /// Log-probabilities name tokens by their ids, as token_id:5.
-        #[schema(default = false)]
-        pub return_tokens_as_token_ids: bool,
+        /// Log-probabilities name tokens by their ids, as token_id:5. Default: server.return_tokens_as_token_ids.
+        pub return_tokens_as_token_ids: Option<bool>,
         /// Lower goes first, where the server schedules by priority.
         #[schema(minimum = -2147483648, maximum = 2147483647, default = 0)]
         pub priority: Option<i64>,
@@ -293,7 +292,12 @@ impl SamplingFields {
     }
 
     /// What all APIs read the same way; they add log-probabilities and echo.
-    pub fn answer(&self, params: &SamplingParams, names: &FieldNames) -> Result<AnswerOptions, ApiError> {
+    pub fn answer(
+        &self,
+        params: &SamplingParams,
+        names: &FieldNames,
+        model: &ModelInfo,
+    ) -> Result<AnswerOptions, ApiError> {
         Ok(AnswerOptions {
             text: OutputOptions {
                 kept_tokens: Arc::default(),
@@ -306,7 +310,7 @@ impl SamplingFields {
             },
             prompt_logprobs: params.prompt_logprobs,
             return_token_ids: self.return_token_ids,
-            tokens_as_ids: self.return_tokens_as_token_ids,
+            tokens_as_ids: self.return_tokens_as_token_ids.unwrap_or(model.server.get().return_tokens_as_token_ids),
             ..AnswerOptions::default()
         })
     }
@@ -326,8 +330,11 @@ impl SamplingFields {
             close_objects(schema);
         }
         let (n, best_of) = (self.n()?, self.best_of()?);
-        let with_usage = memory.include_kv_usage == Some(true) || model.server.get().force_include_usage;
-        let stream = self.stream(with_usage)?;
+        let in_every_chunk = model.server.get().force_include_usage;
+        let mut stream = self.stream(memory.include_kv_usage == Some(true) || in_every_chunk)?;
+        if let Some(options) = &mut stream {
+            options.continuous_usage_stats |= in_every_chunk;
+        }
         let mut core = each.core;
         let params = Arc::make_mut(&mut core.params);
         self.search(params, &answer)?;

@@ -198,7 +198,7 @@ impl GenerationBody {
             // As in llama.cpp: end tokens do not come at all.
             params.logit_bias.extend(model.eos_token_ids.iter().map(|eos| (*eos, BAN)));
         }
-        let mut answer = sampling.answer(&params, &names)?;
+        let mut answer = sampling.answer(&params, &names, model)?;
         answer.pause_comments = sampling.pause_comments(model);
         answer.timings = true;
         let num_probs = num_logprobs("logprobs", own.logprobs)?.filter(|num| *num > 0);

@@ -98,7 +98,7 @@ fn raw(
     let names = FieldNames::OLLAMA_GENERATE;
     let within = || -> Result<ApiRequest, ApiError> {
         let mut params = sampling.params(model)?;
-        let mut answer = sampling.answer(&params, &names)?;
+        let mut answer = sampling.answer(&params, &names, model)?;
         answer.kv_block_bytes = memory.usage_block_bytes(model);
         answer.logprobs = fields.logprobs()?;
         answer.prompt_only = options.max_tokens == MaxTokens::Zero;

@@ -132,7 +132,7 @@ pub fn parse(
         prompts = prompts.into_iter().map(|prompt| fill_in(prompt, &suffix, max_tokens)).collect::<Result<_, _>>()?;
     }
     let mut params = sampling.params(model)?;
-    let mut answer = sampling.answer(&params, &names)?;
+    let mut answer = sampling.answer(&params, &names, model)?;
     answer.kv_block_bytes = memory.usage_block_bytes(model);
     answer.pause_comments = sampling.pause_comments(model);
     answer.echo = own.echo;

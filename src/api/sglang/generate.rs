@@ -353,7 +353,7 @@ impl GenerateFields {
         }
         let answered = || -> Result<ApiRequest, ApiError> {
             let mut params = sampling.params(model)?;
-            let mut answer = sampling.answer(&params, &names)?;
+            let mut answer = sampling.answer(&params, &names, model)?;
             answer.kv_block_bytes = memory.usage_block_bytes(model);
             answer.logprobs = top.filter(|_| asked.logprobs);
             params.logprobs = answer.logprobs;

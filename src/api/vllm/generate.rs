@@ -198,7 +198,7 @@ fn params(
         return Err(ApiError::invalid("detokenize", "detokenize must be true with output_mode: \"text\""));
     }
     let mut params = sampling.params(model)?;
-    let mut answer = sampling.answer(&params, &names)?;
+    let mut answer = sampling.answer(&params, &names, model)?;
     answer.logprobs = num_logprobs("logprobs", lengths.logprobs)?;
     params.logprobs = answer.logprobs;
     if let Some(given) = lengths.max_tokens {
