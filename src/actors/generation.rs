@@ -7,6 +7,7 @@ use crate::under_way::{Aborted, RequestUnderWay};
 use pagetide_api::delta::Delta;
 use pagetide_api::fold::{AnswerFold, PromptFold, echoed_text, engine_stopped};
 use pagetide_api::openai::{self, Endpoint, response::WholeAnswer};
+use pagetide_api::prompt::Prompt;
 use pagetide_api::request::ApiRequest;
 use pagetide_base::error::ApiError;
 use serde_json::Value;
@@ -43,12 +44,14 @@ impl Generation {
             let options = &request.answer;
             // A copy, which may be long: only where it is asked for.
             let text = options.echo.then(|| echoed_text(&prompt, request.each.truncation.is_some())).flatten();
+            // Special tokens that the client sent are a part of its prompt.
+            let skips_special = options.text.skip_special_tokens && !matches!(prompt, Prompt::Tokens(_));
             let accepted = deadline.or(handle.submit(request.of_prompt(prompt))).await?;
             let Accepted { prompt_tokens, params, events, .. } = accepted;
             let echo = match text {
                 _ if !options.echo => None,
                 Some(text) => Some(text),
-                None => Some(tokenizer.decode(&prompt_tokens, options.text.skip_special_tokens)?),
+                None => Some(tokenizer.decode(&prompt_tokens, skips_special)?),
             };
             let num_samples = request.num_samples();
             let first_choice = index as u32 * num_samples;

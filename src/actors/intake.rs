@@ -221,7 +221,8 @@ impl IntakeShared {
         request: PromptRequest,
         observer: Option<&dyn RequestObserver>,
     ) -> Result<EngineRequest, ApiError> {
-        let PromptRequest { prompt, names, truncation, ignore_eos, seed, shortens_output, grammar, mut core } = request;
+        let PromptRequest { prompt, names, truncation, filled_up_with, ignore_eos, seed, .. } = request;
+        let PromptRequest { shortens_output, grammar, mut core, .. } = request;
         let n = core.n;
         if n == 0 {
             return Err(ApiError::invalid("n", "must be at least 1, got 0"));
@@ -229,7 +230,10 @@ impl IntakeShared {
         let params = Arc::make_mut(&mut core.params);
         let wanted = (params.max_tokens > 0).then_some(params.max_tokens as usize);
         let cut = truncation.map(|cut| (self.prompt_room(cut, params), cut.side));
-        let prompt = self.tokenise(prompt, cut, &names).await?;
+        let mut prompt = self.tokenise(prompt, cut, &names).await?;
+        if let Some(token) = filled_up_with {
+            prompt.resize(prompt.len().max(self.most_pooled()), token);
+        }
         if !core.terms.preemptible {
             self.fit_non_preemptible(params, prompt.len(), n)?;
         }
@@ -398,13 +402,21 @@ impl IntakeShared {
 
     /// An embedding needs room for its prompt alone.
     fn check_pooled(&self, length: usize, param: &str) -> Result<(), ApiError> {
-        let slots = self.limits().num_device_blocks * self.limits().block_size;
-        let most = slots.min(self.model.max_model_len as usize);
+        let most = self.most_pooled();
         if length > most {
-            let message = format!("this server has room for inputs of up to {most} tokens, got {length}");
+            let message = format!(
+                "this server has room for inputs of up to {most} tokens, got {length}. Please reduce the length of the \
+                 input prompt."
+            );
             return Err(ApiError::context_length(param, message));
         }
         Ok(())
+    }
+
+    /// Tokens of which an embedding can be made.
+    fn most_pooled(&self) -> usize {
+        let slots = self.limits().num_device_blocks * self.limits().block_size;
+        slots.min(self.model.max_model_len as usize)
     }
 
     /// What the search needs to know of each step.

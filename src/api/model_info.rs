@@ -110,6 +110,7 @@ impl ModelInfo {
     /// What the tokenizer's configuration says of special tokens and of chats.
     pub fn tokenizer_info(&self) -> Map<String, Value> {
         let mut info = self.special_tokens();
+        info.insert("tokenizer_class".into(), self.tokenizer.class().into());
         info.insert("model_max_length".into(), self.max_model_len.into());
         info.insert("vocab_size".into(), self.vocab_size.into());
         info.insert("eos_token_ids".into(), self.eos_token_ids.as_slice().into());

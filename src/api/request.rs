@@ -5,6 +5,7 @@ use crate::id::random_hex;
 use crate::line_limits::LineLimits;
 use crate::prompt::Prompt;
 use pagetide_base::error::ApiError;
+use pagetide_base::ids::TokenId;
 use pagetide_base::sampling::params::SamplingParams;
 use pagetide_engine::request::EngineRequest;
 use pagetide_text::chat_output::ChatReading;
@@ -56,6 +57,8 @@ pub struct PromptRequest {
     pub names: FieldNames,
     /// How a prompt that is too long is cut.
     pub truncation: Option<Truncation>,
+    /// A prompt is filled up with this token to as many as the model has room for.
+    pub filled_up_with: Option<TokenId>,
     /// End tokens of the model are tokens like any other. Otherwise the intake fills in `eos_token_ids`.
     pub ignore_eos: bool,
     /// The client's seed; `None`: the intake draws one.
@@ -76,6 +79,7 @@ impl PromptRequest {
             prompt: prompt.into(),
             names: FieldNames::COMPLETION,
             truncation: None,
+            filled_up_with: None,
             ignore_eos: false,
             seed: None,
             shortens_output: false,

@@ -2,6 +2,7 @@
 
 pub mod abort;
 pub mod derender;
+pub mod error;
 pub mod generate;
 pub mod generated;
 pub mod given;

@@ -39,7 +39,11 @@ pub static SURFACES: [ApiSurface; 7] = [
         paths: &anthropic::PATHS,
         format: Some(SpokenFormat { is_spoken: anthropic::is_spoken, format: &anthropic::FORMAT }),
     },
-    ApiSurface { surface: Surface::Vllm, paths: &vllm::PATHS, format: None },
+    ApiSurface {
+        surface: Surface::Vllm,
+        paths: &vllm::PATHS,
+        format: Some(SpokenFormat { is_spoken: vllm::is_spoken, format: &vllm::FORMAT }),
+    },
     ApiSurface { surface: Surface::Sglang, paths: &sglang::PATHS, format: None },
     ApiSurface {
         surface: Surface::LlamaCpp,

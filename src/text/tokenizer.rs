@@ -29,6 +29,9 @@ pub struct SpecialTokens {
     pub unk: Option<SpecialToken>,
 }
 
+/// The class that transformers takes for a `tokenizer.json` whose configuration names none.
+const DEFAULT_CLASS: &str = "PreTrainedTokenizerFast";
+
 /// Maximum number of tokens of a marker (`</think>`) and the white space after it.
 const MAX_TAIL: usize = 16;
 
@@ -39,6 +42,7 @@ pub struct Tokenizer {
     plain: OnceLock<Box<Vocabulary>>,
     pieces: Pieces,
     special: SpecialTokens,
+    class: String,
     /// Whether spaces in decoded text are cleaned up ("do n't ." → "don't."). Never for BPE.
     cleans_up: bool,
 }
@@ -75,7 +79,13 @@ impl Tokenizer {
         let is_bpe = matches!(vocabulary.get_model(), ModelWrapper::BPE(_));
         let cleans_up = !is_bpe && config.get("clean_up_tokenization_spaces").and_then(Value::as_bool) == Some(true);
         let pieces = Pieces::new(&vocabulary)?;
-        Ok(Self { vocabulary, plain: OnceLock::new(), pieces, special, cleans_up })
+        let class = config.get("tokenizer_class").and_then(Value::as_str).unwrap_or(DEFAULT_CLASS).to_owned();
+        Ok(Self { vocabulary, plain: OnceLock::new(), pieces, special, class, cleans_up })
+    }
+
+    /// The class that transformers reads the files with.
+    pub fn class(&self) -> &str {
+        &self.class
     }
 
     /// The token ids of `text`. With `add_special_tokens`, the post-processor of `tokenizer.json` adds the tokens

@@ -32,8 +32,9 @@ body_fields! {
         /// tokens that the tokenizer puts before a text stay.
         #[schema(value_type = Option<TruncationSide>)]
         pub truncation_side: Option<String>,
-        /// do_not_pad: inputs are computed as they are. No other value is supported.
-        #[schema(value_type = Option<PaddingName>)]
+        /// max_length: an input is filled up with padding tokens to as many as the model has room for, as models need
+        /// that were trained so. They are tokens like any others.
+        #[schema(value_type = Option<PaddingName>, default = "do_not_pad")]
         pub padding: Option<String>,
         /// Lower goes first under the priority policy.
         #[schema(minimum = -2147483648, maximum = 2147483647, default = 0)]
@@ -57,6 +58,7 @@ enum PoolingName {
 #[allow(dead_code, reason = "only described")]
 enum PaddingName {
     DoNotPad,
+    MaxLength,
 }
 
 impl PoolingFields {
@@ -78,7 +80,14 @@ impl PoolingFields {
         model: &ModelInfo,
     ) -> Result<PromptRequest, ApiError> {
         one_of("pooling", self.pooling.as_deref(), &["last", "mean"])?;
-        one_of("padding", self.padding.as_deref(), &["do_not_pad"])?;
+        one_of("padding", self.padding.as_deref(), &["do_not_pad", "max_length"])?;
+        let pad = || {
+            let pad = model.tokenizer.special_tokens().pad.as_ref();
+            let message = "padding must be do_not_pad: this model's tokenizer has no padding token";
+            pad.ok_or_else(|| ApiError::invalid("padding", message))
+        };
+        let pads = self.padding.as_deref() == Some("max_length");
+        let pad = pads.then(pad).transpose()?.map(|token| token.id);
         let pooling = match self.pooling.as_deref() {
             Some("last") => Pooling::Last,
             Some(_) => Pooling::Mean,
@@ -88,6 +97,7 @@ impl PoolingFields {
         // No output needs room.
         let cut = cut.map(|cut| Truncation { keep: cut.keep.or(Some(model.max_model_len)), ..cut });
         let mut each = embedding_of_each(names, pooling, cut);
+        each.filled_up_with = pad;
         each.core.priority = sampling::priority(self.priority)?;
         each.core.cache_salt = sampling::cache_salt(self.cache_salt)?;
         each.core.terms = memory.terms()?;

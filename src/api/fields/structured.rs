@@ -71,7 +71,8 @@ enum ResponseFormat {
 #[derive(ToSchema)]
 #[allow(dead_code, reason = "only described")]
 struct NamedSchema {
-    name: String,
+    /// Without effect.
+    name: Option<String>,
     description: Option<String>,
     /// The JSON schema.
     #[schema(value_type = Object)]
@@ -203,7 +204,7 @@ fn response_format(given: Option<&Value>) -> Result<Option<GrammarRequest>, ApiE
         const PARAM: &str = "response_format.json_schema";
         match given_field(format, "json_schema") {
             Some(given) if given.is_object() => json_schema(PARAM, given),
-            other => Err(wrong(PARAM, "an object with name and schema", other)),
+            other => Err(wrong(PARAM, "an object with a schema", other)),
         }
     })
 }
@@ -235,10 +236,8 @@ fn structural_tag(param: &str) -> ApiError {
 /// A schema with its name, at `path`. `strict: true` closes its objects, whatever the server's setting is. Without it
 /// the output keeps to the schema too.
 pub fn json_schema(path: &str, given: &Value) -> Result<GrammarRequest, ApiError> {
-    if !given.get("name").is_some_and(Value::is_string) {
-        return Err(wrong(&format!("{path}.name"), "a string", given.get("name")));
-    }
     for (name, is_right, expected) in [
+        ("name", Value::is_string as fn(&Value) -> bool, "a string"),
         ("description", Value::is_string as fn(&Value) -> bool, "a string"),
         ("strict", Value::is_boolean as fn(&Value) -> bool, "a boolean"),
     ] {
@@ -455,7 +454,7 @@ mod tests {
             (format(json!({"type": "yaml"})), "response_format.type"),
             (format(json!({"type": "structural_tag"})), "response_format.type"),
             (format(json!({"type": "json_schema"})), "response_format.json_schema"),
-            (schema(json!({"schema": {}})), "response_format.json_schema.name"),
+            (schema(json!({"name": 5, "schema": {}})), "response_format.json_schema.name"),
             (schema(json!({"name": "n"})), "response_format.json_schema.schema"),
             (schema(json!({"name": "n", "schema": {}, "strict": "yes"})), "response_format.json_schema.strict"),
             (json!({"structured_outputs": {}}), "structured_outputs"),

@@ -7,7 +7,6 @@ use crate::body::fields::IdsField;
 use crate::body::refused::Refused;
 use crate::body::{ParsedBody, body, body_fields};
 use crate::chat::TemplateFields;
-use crate::checks::one_of;
 use crate::embedding::normalize;
 use crate::fields::encoding::{EncodedNumbers, Encoding, EncodingFields, EncodingForm};
 use crate::fields::memory::MemoryFields;
@@ -22,6 +21,7 @@ use crate::openapi::{Operation, Tag};
 use crate::prompt::Prompt;
 use crate::request::{ApiRequest, FieldNames};
 use crate::usage::KvUsage;
+use crate::vllm::error::VllmError;
 use pagetide_base::error::ApiError;
 use serde::Serialize;
 use serde_json::json;
@@ -155,7 +155,9 @@ pub fn describe() -> Operation {
 }
 
 pub fn describe_pooling() -> Operation {
-    operation("pooling", "Embeddings in the shape of vLLM's /pooling", "PoolingRequest").fields::<TaskField>()
+    operation("pooling", "Embeddings in the shape of vLLM's /pooling", "PoolingRequest")
+        .fields::<TaskField>()
+        .errors_as::<VllmError>()
 }
 
 pub fn parse(parsed: ParsedBody<EmbeddingBody>, model: &ModelInfo) -> Result<EmbeddingRequest, ApiError> {
@@ -167,7 +169,16 @@ pub fn parse_pooling(
     model: &ModelInfo,
 ) -> Result<EmbeddingRequest, ApiError> {
     problems.check_field("task")?;
-    one_of("task", body.task.task.as_deref(), &["embed"])?;
+    match body.task.task.as_deref() {
+        None | Some("embed") => {}
+        Some("plugin") => {
+            let message = "No IOProcessor plugin installed. This server has none; task must be embed";
+            return Err(ApiError::invalid("task", message));
+        }
+        Some(other) => {
+            return Err(ApiError::invalid("task", format!("Unsupported task: '{other}'. Supported tasks: embed")));
+        }
+    }
     parse_as("pooling", "pool", ParsedBody { body: body.embedding, problems }, model)
 }
 

@@ -127,8 +127,9 @@ body_fields! {
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Detokenized {
     prompt: String,
-    /// The same, under llama.cpp's name.
-    content: String,
+    /// The same, under llama.cpp's name. Not where the request names a model, as llama.cpp's clients do not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content: Option<String>,
 }
 
 body! {
@@ -316,7 +317,8 @@ pub fn detokenize(
     let tokens: Vec<TokenId> = list.tokens("tokens", model.vocab_size)?;
     budget.look().map_err(|why| why.in_param("tokens"))?;
     let prompt = model.tokenizer.decode(&tokens, skip_special_tokens)?;
-    Ok((Detokenized { content: prompt.clone(), prompt }, tokens.len()))
+    let content = body.model.model.is_none().then(|| prompt.clone());
+    Ok((Detokenized { content, prompt }, tokens.len()))
 }
 
 /// What is wrong with a value that is no array of numbers.

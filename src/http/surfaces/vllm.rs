@@ -1,11 +1,13 @@
 //! vLLM's paths beside OpenAI's, and those that its users' gateways ask for.
 
+use crate::answer_format::AnswerFormat;
 use crate::body::{self, Body};
 use crate::error::HttpError;
 use crate::paths::{ApiPath, for_all, get, post};
 use crate::serving::{self, SubmittingHandle, answer_embeddings, convert, embedded, parse};
 use crate::stream::EventBody;
 use crate::surfaces::openai;
+use actix_web::http::header::HeaderMap;
 use actix_web::web::{self, Data};
 use actix_web::{HttpRequest, HttpResponse};
 use pagetide_actors::generation::collect;
@@ -13,6 +15,7 @@ use pagetide_actors::runtime::RuntimeHandle;
 use pagetide_api::openai::{Endpoint, chat, completion, embeddings, tokenize};
 use pagetide_api::openapi::answers::{Status, Version};
 use pagetide_api::openapi::{Operation, Tag};
+use pagetide_api::vllm::error::error_body;
 use pagetide_api::vllm::generated::GeneratedAnswer;
 use pagetide_api::vllm::rerank::RerankRequest;
 use pagetide_api::vllm::score::{ScoreList, ScoreRequest};
@@ -56,6 +59,13 @@ pub static PATHS: [ApiPath; 26] = [
     get("/load", || web::to(load), describe_load),
     get("/version", || web::to(version), describe_version),
 ];
+
+pub static FORMAT: AnswerFormat = AnswerFormat { error_body, id_header: None };
+
+/// Whether a request speaks an API that no server but vLLM has, so that errors are told in its format.
+pub fn is_spoken(path: &str, _: &HeaderMap) -> bool {
+    path == "/pooling"
+}
 
 async fn tokenize(handle: SubmittingHandle, request: HttpRequest, body: Body) -> Result<HttpResponse, HttpError> {
     convert(&handle, &request, body, tokenize::tokenize).await
@@ -155,7 +165,8 @@ fn describe_invocations() -> Operation {
     Operation::new(Tag::Generation, "invocations", "Any request, as SageMaker sends it")
         .about(
             "The body's fields say what it asks for: messages a chat, prompt a completion, input embeddings, query \
-             documents in order, and text_1 or queries scores.",
+             documents in order, and text_1 or queries scores. Messages with a field that only embeddings have, such as \
+             encoding_format, ask for the embedding of the chat.",
         )
         .generates()
         .answers_json("What the path for such bodies answers.")
@@ -163,7 +174,9 @@ fn describe_invocations() -> Operation {
 
 async fn invocations(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, HttpError> {
     let has = body.names(&["messages", "prompt", "input", "query", "text_1", "queries", "data_1"])?;
+    let of_embeddings = body.names(&["encoding_format", "embed_dtype", "endianness", "dimensions", "pooling"])?;
     match has {
+        [true, ..] if of_embeddings.contains(&true) => openai::embed(handle, body).await,
         [true, ..] => serving::generate(&handle, Endpoint::Chat, parse(&handle, body, chat::parse).await?).await,
         [_, true, ..] => {
             serving::generate(&handle, Endpoint::Completion, parse(&handle, body, completion::parse).await?).await
