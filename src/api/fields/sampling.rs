@@ -249,6 +249,7 @@ impl SamplingFields {
             eos_token_ids: Vec::new(),
             stop_token_ids: self.stop_token_ids(model.vocab_size)?,
             logprobs: None,
+            logprob_token_ids: Vec::new(),
             prompt_logprobs: num_logprobs("prompt_logprobs", self.prompt_logprobs)?,
         };
         self.set_samplers(&mut params, model)?;
@@ -524,7 +525,8 @@ pub fn truncation(keep: Option<i64>, side: Option<&str>, model: &ModelInfo) -> R
         Some(tokens) if (1..=i64::from(model.max_model_len)).contains(&tokens) => Some(tokens as u32),
         Some(other) => {
             let most = model.max_model_len;
-            let message = format!("truncate_prompt_tokens must be in [1, {most}] or -1, got {other}");
+            let smaller = if other > 0 { ". Please request a smaller truncation size." } else { "" };
+            let message = format!("truncate_prompt_tokens must be in [1, {most}] or -1, got {other}{smaller}");
             return Err(ApiError::invalid("truncate_prompt_tokens", message));
         }
     };

@@ -52,7 +52,11 @@ pub struct SamplingParams {
     /// Number of most likely tokens to report with each generated token. `None`: no log-probabilities; `Some(0)`: only
     /// that of the chosen token. Log-probabilities are those of the raw distribution.
     pub logprobs: Option<u32>,
-    /// The same for the tokens of the prompt, starting with the second.
+    /// With `logprobs`: report these tokens instead of the most likely ones, after the chosen token if it is none of
+    /// them. Decisions do not depend on them, so recordings leave them out.
+    #[serde(skip)]
+    pub logprob_token_ids: Vec<TokenId>,
+    /// `logprobs` for the tokens of the prompt, starting with the second.
     pub prompt_logprobs: Option<u32>,
 }
 
@@ -79,6 +83,7 @@ impl Default for SamplingParams {
             eos_token_ids: Vec::new(),
             stop_token_ids: Vec::new(),
             logprobs: None,
+            logprob_token_ids: Vec::new(),
             prompt_logprobs: None,
         }
     }
@@ -122,9 +127,10 @@ impl SamplingParams {
         self.extra.as_ref()?.dry.as_ref()
     }
 
-    /// Whether the host draws the tokens, from logits that the device gives it.
+    /// Whether the host draws the tokens, from logits that the device gives it: the kernels do not have all samplers,
+    /// and report no tokens but the most likely ones.
     pub fn draws_on_host(&self) -> bool {
-        self.extra.is_some()
+        self.extra.is_some() || !self.logprob_token_ids.is_empty()
     }
 
     fn mirostat(&self) -> Option<&Mirostat> {

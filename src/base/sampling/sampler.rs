@@ -107,7 +107,11 @@ impl Sampler {
 
         let logprobs = params.logprobs.map(|num_top| {
             let raw = if changes { std::mem::take(&mut self.raw) } else { Vec::new() };
-            let result = self.position_logprobs(if changes { &raw } else { logits }, token as usize, num_top);
+            let row = if changes { &raw } else { &*logits };
+            let result = match params.logprob_token_ids.as_slice() {
+                [] => self.position_logprobs(row, token as usize, num_top),
+                asked => logprobs_of(row, token as usize, asked),
+            };
             self.raw = raw;
             Box::new(result)
         });
@@ -125,17 +129,7 @@ impl Sampler {
     /// Ranks are ordered by log-probability, and by id where that is equal. Rank 1 is the token that greedy sampling
     /// takes.
     fn position_logprobs(&mut self, logits: &[f32], chosen: usize, num_top: u32) -> PositionLogprobs {
-        let max = row::max(logits);
-        let log_sum = row::log_sum_exp(logits, max);
-        let entry = |token: usize, rank: usize| {
-            let logit = logits.get(token).copied().unwrap_or(f32::NEG_INFINITY);
-            let logprob = match logit {
-                f32::NEG_INFINITY => f32::NEG_INFINITY,
-                logit => (f64::from(logit - max) - log_sum) as f32,
-            };
-            TokenLogprob { token: token as TokenId, logprob, rank: rank as u32 + 1 }
-        };
-
+        let distribution = Distribution::of(logits);
         let num_top = logits.len().min(num_top as usize);
         let mut top: Vec<usize> = Vec::new();
         if num_top > 0 {
@@ -146,10 +140,9 @@ impl Sampler {
             top.sort_by(|a, b| logits[*b].partial_cmp(&logits[*a]).unwrap_or(Ordering::Equal));
             top.truncate(num_top);
         }
-        let chosen_rank = if chosen < logits.len() { row::rank(logits, chosen) } else { logits.len() };
         PositionLogprobs {
-            chosen: entry(chosen, chosen_rank),
-            top: top.into_iter().enumerate().map(|(rank, token)| entry(token, rank)).collect(),
+            chosen: distribution.ranked(chosen),
+            top: top.into_iter().enumerate().map(|(rank, token)| distribution.entry(token, rank)).collect(),
         }
     }
 
@@ -232,3 +225,41 @@ fn set(logits: &mut [f32], token: TokenId, change: impl FnOnce(f32) -> f32) {
 
 #[cfg(test)]
 mod tests;
+
+/// A row's log-probabilities.
+struct Distribution<'a> {
+    logits: &'a [f32],
+    max: f32,
+    log_sum: f64,
+}
+
+impl<'a> Distribution<'a> {
+    fn of(logits: &'a [f32]) -> Self {
+        let max = row::max(logits);
+        Self { logits, max, log_sum: row::log_sum_exp(logits, max) }
+    }
+
+    /// The token of this rank, from 0 on. A token outside the row has log-probability −∞.
+    fn entry(&self, token: usize, rank: usize) -> TokenLogprob {
+        let logprob = match self.logits.get(token).copied().unwrap_or(f32::NEG_INFINITY) {
+            f32::NEG_INFINITY => f32::NEG_INFINITY,
+            logit => (f64::from(logit - self.max) - self.log_sum) as f32,
+        };
+        TokenLogprob { token: token as TokenId, logprob, rank: rank as u32 + 1 }
+    }
+
+    /// The token, whose rank is looked up.
+    fn ranked(&self, token: usize) -> TokenLogprob {
+        let rank = if token < self.logits.len() { row::rank(self.logits, token) } else { self.logits.len() };
+        self.entry(token, rank)
+    }
+}
+
+/// The log-probabilities of `asked`, after that of the chosen token where it is none of them.
+fn logprobs_of(logits: &[f32], chosen: usize, asked: &[TokenId]) -> PositionLogprobs {
+    let distribution = Distribution::of(logits);
+    let chosen = distribution.ranked(chosen);
+    let before = (!asked.contains(&chosen.token)).then_some(chosen);
+    let asked = asked.iter().map(|token| distribution.ranked(*token as usize));
+    PositionLogprobs { chosen, top: before.into_iter().chain(asked).collect() }
+}
