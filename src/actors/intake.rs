@@ -21,6 +21,7 @@ use pagetide_engine::request::EngineRequest;
 use pagetide_engine::scheduler::Tuning;
 use pagetide_engine::{beam, bill};
 use pagetide_metrics::{self as metrics, Rejection};
+use pagetide_text::chat_output::thinking::LimitedThinking;
 use pagetide_text::grammar::sandbox::GrammarLimits;
 use pagetide_text::grammar::{GrammarCompiler, GrammarRequest};
 use pagetide_text::truncation::{Side, Truncation};
@@ -222,7 +223,7 @@ impl IntakeShared {
         observer: Option<&dyn RequestObserver>,
     ) -> Result<EngineRequest, ApiError> {
         let PromptRequest { prompt, names, truncation, filled_up_with, ignore_eos, seed, .. } = request;
-        let PromptRequest { shortens_output, grammar, mut core, .. } = request;
+        let PromptRequest { shortens_output, thinking, grammar, mut core, .. } = request;
         let n = core.n;
         if n == 0 {
             return Err(ApiError::invalid("n", "must be at least 1, got 0"));
@@ -241,6 +242,14 @@ impl IntakeShared {
         check_num_logprobs(params, prompt.len(), n)?;
         if let Some(grammar) = grammar {
             core.constraint = Some(self.constrain(grammar, &prompt, params).await?);
+        }
+        if let Some(limit) = thinking {
+            if params.beam.is_some() {
+                let message = format!("use_beam_search cannot be combined with {}", limit.param);
+                return Err(ApiError::invalid("use_beam_search", message));
+            }
+            let rule = LimitedThinking::new(&limit, &prompt, self.model.tokenizer.clone(), core.constraint.take())?;
+            core.constraint = Some(Arc::new(rule));
         }
         if let Some(observer) = observer {
             let num_outputs = match (&params.pooling, &params.beam) {

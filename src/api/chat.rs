@@ -13,6 +13,8 @@ use crate::model_info::ModelInfo;
 use crate::prompt::{ChatPrompt, Prompt};
 use crate::request::{ApiRequest, FieldNames, PromptRequest};
 use pagetide_base::error::ApiError;
+use pagetide_base::ids::TokenId;
+use pagetide_text::chat_output::thinking::ThinkingLimit;
 use pagetide_text::chat_output::{ChatFormat, ChatReading, ReasoningPlace, ReasoningStart};
 use pagetide_text::grammar::GrammarRequest;
 use serde_json::Value;
@@ -26,6 +28,8 @@ pub struct Chat {
     pub names: FieldNames,
     /// As the template is given them; at least one.
     pub messages: Vec<Value>,
+    /// What the messages have become elsewhere: taken as it is, in place of what they would become here.
+    pub prompt_tokens: Option<Vec<TokenId>>,
     pub template: TemplateSettings,
     pub tools: Tools,
     pub sampling: SamplingFields,
@@ -34,6 +38,8 @@ pub struct Chat {
     pub max_tokens: Option<u32>,
     /// Most likely tokens reported with each token.
     pub logprobs: Option<u32>,
+    /// Tokens of reasoning at most, and the field that says it.
+    pub thinking_budget: Option<(u32, &'static str)>,
     /// What the client says of the form of the answer's text.
     pub grammar: Option<GrammarRequest>,
     /// The answer begins with the text of the last message, where it continues that message.
@@ -63,6 +69,9 @@ impl Chat {
         let mut reading = reading(&tools, &prompt, self.reasoning_place, model)?;
         let grammar = grammar(self.grammar, &tools, &reading, model)?;
         reading.has_reasoning = grammar.as_ref().is_some_and(|grammar| grammar.starts_after.is_some());
+        let thinking = self.thinking_budget.zip(reading.format.reasoning).map(|((tokens, param), format)| {
+            ThinkingLimit { tokens, param, format, start: reading.start, has_reasoning: reading.has_reasoning }
+        });
         answer.text.kept_tokens = reading.format.marker_tokens(&model.tokenizer).into();
         answer.named_tool = tools.is_named();
         answer.echo = self.echo;
@@ -73,8 +82,9 @@ impl Chat {
         }
         answer.chat = Some(reading);
         params.logprobs = answer.logprobs;
-        let each = PromptRequest { names, grammar, ..PromptRequest::without_prompt(params) };
-        let prompts = std::iter::once(Prompt::Chat(prompt)).chain(others).collect();
+        let each = PromptRequest { names, thinking, grammar, ..PromptRequest::without_prompt(params) };
+        let prompt = self.prompt_tokens.map_or(Prompt::Chat(prompt), Prompt::Tokens);
+        let prompts = std::iter::once(prompt).chain(others).collect();
         sampling.into_request(prompts, each, answer, &memory, model)
     }
 }

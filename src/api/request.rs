@@ -9,6 +9,7 @@ use pagetide_base::ids::TokenId;
 use pagetide_base::sampling::params::SamplingParams;
 use pagetide_engine::request::EngineRequest;
 use pagetide_text::chat_output::ChatReading;
+use pagetide_text::chat_output::thinking::ThinkingLimit;
 use pagetide_text::grammar::GrammarRequest;
 use pagetide_text::output::OutputOptions;
 use pagetide_text::truncation::Truncation;
@@ -65,6 +66,8 @@ pub struct PromptRequest {
     pub seed: Option<u64>,
     /// `params.max_tokens` is a wish: where fewer tokens fit, the output is that much shorter.
     pub shortens_output: bool,
+    /// How long the reasoning of every sample may become.
+    pub thinking: Option<ThinkingLimit>,
     /// What the text of every sample has to be.
     pub grammar: Option<GrammarRequest>,
     /// What the scheduler reads. `params.max_tokens` is 0 where the client has not said: as many as fit.
@@ -83,6 +86,7 @@ impl PromptRequest {
             ignore_eos: false,
             seed: None,
             shortens_output: false,
+            thinking: None,
             grammar: None,
             core: EngineRequest::new(Vec::new(), params),
         }

@@ -3,6 +3,7 @@
 pub mod answer;
 pub mod describe;
 mod input;
+mod namespaces;
 pub mod request;
 pub mod stream;
 

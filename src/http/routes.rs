@@ -241,7 +241,8 @@ impl Descriptions {
     }
 }
 
-async fn openapi_json(descriptions: Data<Descriptions>, keys: Data<Keys>) -> HttpResponse {
+async fn openapi_json(descriptions: Data<Descriptions>, request: HttpRequest) -> HttpResponse {
+    let keys: &Keys = request.app_data().expect("every app is made with keys");
     HttpResponse::Ok().insert_header(ContentType::json()).body(descriptions.text(&keys.get()).to_owned())
 }
 

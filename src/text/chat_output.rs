@@ -13,6 +13,7 @@ mod piece;
 mod reasoning;
 #[cfg(test)]
 mod tests;
+pub mod thinking;
 
 use crate::tokenizer::Tokenizer;
 use calls::ToolParser;

@@ -64,7 +64,7 @@ body_fields! {
         #[schema(value_type = Option<Object>)]
         tool_choice: Option<Map<String, Value>>,
         /// An object of type enabled (with budget_tokens), disabled or adaptive: the chat template's
-        /// enable_thinking. The budget is not kept to.
+        /// enable_thinking. budget_tokens: tokens of reasoning at most.
         #[schema(value_type = Option<Object>)]
         thinking: Option<Map<String, Value>>,
         /// How the answer is to be.
@@ -202,6 +202,7 @@ fn chat(body: MessagesBody, problems: &FieldProblems, model: &ModelInfo) -> Resu
         // Templates of models that may think or not know this variable; others do not look at it.
         template.chat_template_kwargs.entry("enable_thinking").or_insert(thinks.into());
     }
+    let thinking_budget = fields.thinking_budget()?;
     let format = fields.format()?;
     template.reasoning_effort = fields.output_config.as_ref().and_then(|config| config.effort.clone());
     sampling.stop = fields.stop_sequences.take().map(Value::from);
@@ -209,12 +210,14 @@ fn chat(body: MessagesBody, problems: &FieldProblems, model: &ModelInfo) -> Resu
     sampling.stream = fields.stream;
     model_field.check(problems, model)?;
     let chat = Chat {
+        prompt_tokens: None,
         messages,
         template: template.check("output_config.effort", model)?,
         tools,
         max_tokens: fields.max_tokens.map(|given| max_tokens(names.max_tokens, given, 1)).transpose()?,
         logprobs: None,
         grammar: structured.check_with(format, &sampling)?,
+        thinking_budget,
         echo: false,
         reasoning_place: ReasoningPlace::Apart,
         sampling,
@@ -281,18 +284,7 @@ impl MessagesFields {
         let Some(thinking) = &self.thinking else { return Ok(None) };
         let kind = string("thinking", thinking, "type")?;
         match kind {
-            "enabled" => {
-                let path = "thinking.budget_tokens";
-                let budget = thinking.get("budget_tokens");
-                let budget = budget.and_then(Value::as_i64).ok_or_else(|| wrong_type(path, "an integer", budget))?;
-                in_range(path, budget, MIN_THINKING_TOKENS..=i64::from(u32::MAX))?;
-                if let Some(max_tokens) = self.max_tokens
-                    && budget >= max_tokens
-                {
-                    let message = format!("{path} must be less than max_tokens = {max_tokens}, got {budget}");
-                    return Err(ApiError::invalid(path, message));
-                }
-            }
+            "enabled" => drop(self.thinking_budget()?),
             "disabled" | "adaptive" | "between_tools" => {}
             _ => {
                 let message =
@@ -301,6 +293,25 @@ impl MessagesFields {
             }
         }
         Ok(Some(kind != "disabled"))
+    }
+
+    /// Tokens of reasoning at most, where it is enabled.
+    fn thinking_budget(&self) -> Result<Option<(u32, &'static str)>, ApiError> {
+        const PARAM: &str = "thinking.budget_tokens";
+        let Some(thinking) = &self.thinking else { return Ok(None) };
+        if thinking.get("type").and_then(Value::as_str) != Some("enabled") {
+            return Ok(None);
+        }
+        let budget = thinking.get("budget_tokens");
+        let budget = budget.and_then(Value::as_i64).ok_or_else(|| wrong_type(PARAM, "an integer", budget))?;
+        in_range(PARAM, budget, MIN_THINKING_TOKENS..=i64::from(u32::MAX))?;
+        if let Some(max_tokens) = self.max_tokens
+            && budget >= max_tokens
+        {
+            let message = format!("{PARAM} must be less than max_tokens = {max_tokens}, got {budget}");
+            return Err(ApiError::invalid(PARAM, message));
+        }
+        Ok(Some((budget as u32, PARAM)))
     }
 
     /// The form of the answer's text.

@@ -63,7 +63,8 @@ body_fields! {
         /// An object of type text or json_object, the latter with a json_schema or without.
         #[schema(value_type = Option<Object>)]
         response_format: Option<Map<String, Value>>,
-        /// An object of type enabled or disabled: the chat template's enable_thinking. Its token_budget is not kept to.
+        /// An object of type enabled or disabled: the chat template's enable_thinking. token_budget: tokens of reasoning
+        /// at most.
         #[schema(value_type = Option<Object>)]
         thinking: Option<Map<String, Value>>,
         /// The chat template's safety_mode, where it knows one.
@@ -150,7 +151,9 @@ pub fn parse(
     set_defaults(&mut sampling, model);
     own.check_accepted()?;
     let chat = Chat {
+        prompt_tokens: None,
         messages: messages(given)?,
+        thinking_budget: own.thinking_budget()?,
         template: own.template(model)?.check("thinking", model)?,
         tools: own.tools()?,
         max_tokens: own.max_tokens.map(|given| max_tokens(names.max_tokens, given, 1)).transpose()?,
@@ -182,19 +185,22 @@ impl CohereChatFields {
         one_of("citation_options.mode", mode.as_deref(), CitationMode::WORDS)
     }
 
+    fn thinking_budget(&self) -> Result<Option<(u32, &'static str)>, ApiError> {
+        const PARAM: &str = "thinking.token_budget";
+        match self.thinking.as_ref().and_then(|thinking| thinking.get("token_budget")) {
+            None | Some(Value::Null) => Ok(None),
+            given => {
+                let budget = given.and_then(Value::as_i64).ok_or_else(|| wrong_type(PARAM, "an integer", given))?;
+                Ok(Some((in_range(PARAM, budget, 1..=i64::from(u32::MAX))? as u32, PARAM)))
+            }
+        }
+    }
+
     fn template(&self, model: &ModelInfo) -> Result<TemplateFields, ApiError> {
         let mut template = TemplateFields::default();
         if let Some(thinking) = &self.thinking {
             let kind = string("thinking", thinking, "type")?;
             one_of("thinking.type", Some(kind), &["enabled", "disabled"])?;
-            match thinking.get("token_budget") {
-                None | Some(Value::Null) => {}
-                given => {
-                    let param = "thinking.token_budget";
-                    let budget = given.and_then(Value::as_i64).ok_or_else(|| wrong_type(param, "an integer", given))?;
-                    in_range(param, budget, 1..=i64::from(u32::MAX))?;
-                }
-            }
             template.chat_template_kwargs.insert("enable_thinking".into(), (kind == "enabled").into());
         }
         if let Some(mode) = &self.safety_mode {

@@ -95,12 +95,14 @@ pub(super) fn request(
     let mut sampling = options.sampling;
     sampling.stream = fields.stream.unwrap_or(true);
     let chat = Chat {
+        prompt_tokens: None,
         messages,
         template: fields.template(continues, model)?,
         tools,
         max_tokens: options.max_tokens.sampled(),
         logprobs: fields.logprobs()?,
         grammar: fields.format()?,
+        thinking_budget: None,
         echo: false,
         reasoning_place: ReasoningPlace::Apart,
         sampling,

@@ -6,7 +6,7 @@ use crate::body::refused::Refused;
 use crate::body::{ParsedBody, body, body_fields};
 use crate::chat::messages::CallArguments;
 use crate::chat::{Chat, TemplateFields};
-use crate::checks::shown;
+use crate::checks::{in_range, shortened, shown, wrong_type};
 use crate::fields::llama_cpp::{LlamaCppFields, NativeShapeFields};
 use crate::fields::memory::MemoryFields;
 use crate::fields::model::ModelField;
@@ -19,6 +19,7 @@ use crate::openapi::answers::{ChatCompletion, ChatCompletionChunk};
 use crate::openapi::{Operation, Tag};
 use crate::request::{ApiRequest, FieldNames};
 use pagetide_base::error::ApiError;
+use pagetide_base::ids::TokenId;
 use pagetide_text::chat_output::ReasoningPlace;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
@@ -42,6 +43,13 @@ body_fields! {
         /// The answer begins with the text of the last message, where it continues that message.
         #[schema(default = false)]
         echo: bool,
+        /// Tokens of reasoning at most: then the mark of its end follows. For models whose reasoning is told apart.
+        #[schema(minimum = 0, maximum = 4294967295_i64)]
+        thinking_token_budget: Option<i64>,
+        /// prompt_token_ids: the tokens that another server has made of the messages, for a prompt of just these. Other
+        /// parameters of a transfer are refused.
+        #[schema(value_type = Option<Object>)]
+        kv_transfer_params: Option<Map<String, Value>>,
         /// Whether the answer says its reasoning.
         #[schema(default = true)]
         include_reasoning: Option<bool>,
@@ -236,7 +244,10 @@ fn request(
     if top_logprobs.is_some_and(|k| k > 0) && !own.logprobs {
         return Err(ApiError::invalid("top_logprobs", "top_logprobs is only allowed with logprobs: true"));
     }
+    let thinking_budget = own.thinking_token_budget.map(|given| thinking_budget(given, model)).transpose()?;
     let chat = Chat {
+        prompt_tokens: prompt_tokens(own.kv_transfer_params.as_ref(), !others.is_empty(), model)?,
+        thinking_budget,
         template: template.check("reasoning_effort", model)?,
         messages,
         tools,
@@ -264,6 +275,53 @@ impl ChatFields {
             (true, true, true) => ReasoningPlace::Apart,
         }
     }
+}
+
+/// The tokens of vLLM's kv_transfer_params. `is_batch`: there are several conversations.
+fn prompt_tokens(
+    params: Option<&Map<String, Value>>,
+    is_batch: bool,
+    model: &ModelInfo,
+) -> Result<Option<Vec<TokenId>>, ApiError> {
+    const PARAM: &str = "kv_transfer_params.prompt_token_ids";
+    let is_given = |(name, value): &(&String, &Value)| name != &"prompt_token_ids" && !is_nothing(value);
+    if let Some((name, _)) = params.into_iter().flatten().find(is_given) {
+        let param = format!("kv_transfer_params.{}", shortened(name));
+        let message = format!("{param} is not supported; this server computes prefill and decode itself");
+        return Err(ApiError::invalid(param, message));
+    }
+    let ids = match params.and_then(|params| params.get("prompt_token_ids")) {
+        None | Some(Value::Null) => return Ok(None),
+        Some(_) if is_batch => {
+            return Err(ApiError::invalid(PARAM, format!("{PARAM} is not available for several conversations")));
+        }
+        Some(Value::Array(ids)) if !ids.is_empty() => ids,
+        other => return Err(wrong_type(PARAM, "an array of at least one token id", other)),
+    };
+    let most = i64::from(model.vocab_size) - 1;
+    let token = |(i, id): (usize, &Value)| {
+        let id = id.as_i64().filter(|id| (0..=most).contains(id));
+        let param = format!("{PARAM}[{i}]");
+        let message = format!("{param} must be a token id in [0, {most}]");
+        id.map(|id| id as TokenId).ok_or_else(|| ApiError::invalid(param, message))
+    };
+    ids.iter().enumerate().map(token).collect::<Result<_, _>>().map(Some)
+}
+
+/// A value that asks for nothing.
+fn is_nothing(value: &Value) -> bool {
+    matches!(value, Value::Null | Value::Bool(false))
+}
+
+/// vLLM's thinking_token_budget.
+fn thinking_budget(given: i64, model: &ModelInfo) -> Result<(u32, &'static str), ApiError> {
+    const PARAM: &str = "thinking_token_budget";
+    if model.chat_format.reasoning.is_none() {
+        let message = "thinking_token_budget is only available where the reasoning of the model is told apart \
+                       (model.reasoning_parser)";
+        return Err(ApiError::invalid(PARAM, message));
+    }
+    Ok((in_range(PARAM, given, 0..=i64::from(u32::MAX))? as u32, PARAM))
 }
 
 impl MessagesField {

@@ -1,5 +1,6 @@
 //! The response object, whole or in the making.
 
+use super::namespaces::Namespaces;
 use super::request::ResponseSettings;
 use crate::delta::{Delta, Position};
 use crate::id::{random_hex, unix_time_s};
@@ -9,6 +10,7 @@ use crate::openai::logprobs::{TokenNames, chat_position};
 use crate::request::ApiRequest;
 use crate::usage::Usage;
 use pagetide_base::error::ApiError;
+use pagetide_base::ids::TokenId;
 use pagetide_text::tokenizer::Tokenizer;
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
@@ -27,6 +29,23 @@ pub struct Response {
     incomplete: bool,
     /// It ended because the request was aborted.
     aborted: bool,
+    /// Where the request asks for them.
+    messages: Option<RawMessages>,
+}
+
+/// The tokens that the model was given and gave.
+#[derive(Default)]
+struct RawMessages {
+    input: Arc<Vec<TokenId>>,
+    output: Vec<TokenId>,
+}
+
+impl RawMessages {
+    fn json(tokens: &[TokenId], tokenizer: &Tokenizer) -> Value {
+        // Tokens that are no text have none.
+        let text = tokenizer.decode(tokens, false).unwrap_or_default();
+        json!([{"type": "raw_message_tokens", "message": text, "tokens": tokens}])
+    }
 }
 
 /// An output item and what it is called.
@@ -37,7 +56,9 @@ pub struct OutputItem<'a> {
 }
 
 impl Response {
-    pub fn new(settings: ResponseSettings, request: &ApiRequest, model: &ModelInfo) -> Self {
+    pub fn new(mut settings: ResponseSettings, request: &ApiRequest, model: &ModelInfo) -> Self {
+        let messages = settings.with_messages.then(RawMessages::default);
+        let namespaces = std::mem::take(&mut settings.namespaces);
         Self {
             id: format!("resp_{}", request.id),
             created_s: unix_time_s(),
@@ -45,7 +66,12 @@ impl Response {
             settings,
             items: AnswerItems::default(),
             ids: Vec::new(),
-            writer: ItemWriter { tokenizer: Arc::clone(&model.tokenizer), logprobs: request.answer.logprobs },
+            writer: ItemWriter {
+                tokenizer: Arc::clone(&model.tokenizer),
+                logprobs: request.answer.logprobs,
+                namespaces,
+            },
+            messages,
             incomplete: false,
             aborted: false,
         }
@@ -60,7 +86,10 @@ impl Response {
         let finish = delta.finish.as_ref().map(|finish| finish.reason);
         self.incomplete = matches!(finish, Some("length" | "abort"));
         self.aborted = finish == Some("abort");
-        let Self { items, ids, writer, incomplete, .. } = self;
+        let Self { items, ids, writer, incomplete, messages, .. } = self;
+        if let Some(messages) = messages {
+            messages.output.extend(&delta.tokens);
+        }
         let mut changed = |index: usize, item: &AnswerItem, change: ItemChange<'_>| {
             let status = match change {
                 ItemChange::Begin => {
@@ -76,6 +105,13 @@ impl Response {
         if finish.is_some() {
             // A message without text where the model said nothing: clients look into the first item.
             items.close(true, &mut changed);
+        }
+    }
+
+    /// Takes the tokens of the input.
+    pub fn asked(&mut self, input: &Arc<Vec<TokenId>>) {
+        if let Some(messages) = &mut self.messages {
+            messages.input = Arc::clone(input);
         }
     }
 
@@ -132,7 +168,7 @@ impl Response {
             "incomplete" => json!({"reason": "max_output_tokens"}),
             _ => Value::Null,
         };
-        let fields = json!({
+        let mut fields = json!({
             "id": self.id,
             "object": "response",
             "created_at": self.created_s,
@@ -164,6 +200,10 @@ impl Response {
             "usage": usage,
             "user": settings.user,
         });
+        if let Some(RawMessages { input, output }) = self.messages.as_ref().filter(|_| ended) {
+            fields["input_messages"] = RawMessages::json(input, &self.writer.tokenizer);
+            fields["output_messages"] = RawMessages::json(output, &self.writer.tokenizer);
+        }
         ResponseJson { fields, output }
     }
 }
@@ -197,9 +237,27 @@ impl Serialize for ResponseJson<'_> {
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ItemJson<'a> {
-    Reasoning { id: &'a str, summary: [(); 0], content: Vec<PartJson<'a>>, status: &'static str },
-    Message { id: &'a str, role: &'static str, content: Vec<PartJson<'a>>, status: &'static str },
-    FunctionCall { id: &'a str, call_id: &'a str, name: &'a str, arguments: &'a str, status: &'static str },
+    Reasoning {
+        id: &'a str,
+        summary: [(); 0],
+        content: Vec<PartJson<'a>>,
+        status: &'static str,
+    },
+    Message {
+        id: &'a str,
+        role: &'static str,
+        content: Vec<PartJson<'a>>,
+        status: &'static str,
+    },
+    FunctionCall {
+        id: &'a str,
+        call_id: &'a str,
+        name: &'a str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        namespace: Option<&'a str>,
+        arguments: &'a str,
+        status: &'static str,
+    },
 }
 
 /// An item's content.
@@ -218,7 +276,7 @@ pub struct LogprobsJson<'a> {
 
 impl Serialize for LogprobsJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let ItemWriter { tokenizer, logprobs } = self.writer;
+        let ItemWriter { tokenizer, logprobs, .. } = self.writer;
         let names = TokenNames { tokenizer, as_ids: false };
         let asked = logprobs.iter().flat_map(|num_top| self.positions.iter().map(move |position| (*num_top, position)));
         let known = asked.filter_map(|(num_top, position)| Some((num_top, position.logprobs.as_ref()?)));
@@ -244,6 +302,7 @@ pub struct ItemWriter {
     tokenizer: Arc<Tokenizer>,
     /// Most likely tokens reported with each token of a text.
     logprobs: Option<u32>,
+    namespaces: Namespaces,
 }
 
 impl ItemWriter {
@@ -255,7 +314,8 @@ impl ItemWriter {
             AnswerItem::Reasoning { .. } => ItemJson::Reasoning { id, summary: [], content: content(), status },
             AnswerItem::Text { .. } => ItemJson::Message { id, role: "assistant", content: content(), status },
             AnswerItem::Call { id: call_id, name, arguments } => {
-                ItemJson::FunctionCall { id, call_id, name, arguments, status }
+                let (namespace, name) = self.namespaces.split(name);
+                ItemJson::FunctionCall { id, call_id, name, namespace, arguments, status }
             }
         }
     }
@@ -269,6 +329,11 @@ impl ItemWriter {
             }
             AnswerItem::Call { .. } => None,
         }
+    }
+
+    /// The name of a called function, as the client knows it.
+    pub fn function_name<'a>(&'a self, name: &'a str) -> &'a str {
+        self.namespaces.split(name).1
     }
 
     pub fn logprobs<'a>(&'a self, positions: &'a [Position]) -> LogprobsJson<'a> {

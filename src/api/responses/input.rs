@@ -1,5 +1,6 @@
 //! `input` as the messages that chat templates know.
 
+use super::namespaces::flat_name;
 use crate::chat::messages::CallArguments;
 use crate::checks::{object, optional_string, shown, string, wrong_type};
 use pagetide_base::error::ApiError;
@@ -89,6 +90,7 @@ impl ItemConversation {
 
     fn call(&mut self, path: &str, item: &Map<String, Value>) -> Result<(), ApiError> {
         let (id, name) = (string(path, item, "call_id")?, string(path, item, "name")?);
+        let name = flat_name(optional_string(path, item, "namespace")?, name);
         let arguments = string(path, item, "arguments")?;
         let arguments = self.arguments.read(&format!("{path}.arguments"), arguments)?;
         let call = json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});

@@ -1,12 +1,13 @@
 //! The body of `POST /v1/responses` as a chat.
 
 use super::input;
+use super::namespaces::{self, Function, Namespaces, function_tool};
 use crate::Object;
 use crate::body::fields::{FieldSource, typed_fields};
 use crate::body::refused::{Off, Refused, RefusedField, RefusedTable, refuse};
 use crate::body::{BodyFields, ParsedBody, body_fields};
 use crate::chat::Chat;
-use crate::chat::tools::{AskedTool, CallableFunction, FunctionPath, Tools, shown_tool};
+use crate::chat::tools::{AskedTool, CallableFunction, FunctionPath, Tools, no_such_tool, shown_tool};
 use crate::checks::{check_metadata, in_range, object, one_of, shown, string, wrong_type};
 use crate::fields::model::ModelField;
 use crate::fields::request_id::RequestIdFields;
@@ -97,8 +98,8 @@ body_fields! {
         max_output_tokens: Option<i64>,
         /// Of built-in tools, of which there are none.
         max_tool_calls: Option<i64>,
-        /// Functions that the model may call. Built-in tools are refused.
-        #[schema(value_type = Option<Vec<FunctionTool>>)]
+        /// Functions that the model may call, and namespaces of such. Built-in tools are refused.
+        #[schema(value_type = Option<Vec<ResponseTool>>)]
         tools: Option<Vec<Value>>,
         /// auto, required, none, or an object: one function by its name, or several that are allowed.
         #[schema(value_type = Option<ToolChoiceField>)]
@@ -136,6 +137,9 @@ body_fields! {
         /// response.failed.
         #[schema(default = false)]
         stream: bool,
+        /// The response says in input_messages and output_messages which tokens the model was given and gave.
+        #[schema(default = false)]
+        enable_response_messages: bool,
         /// Only false: background responses would have to be stored.
         #[schema(default = false)]
         background: bool,
@@ -156,6 +160,25 @@ enum Input {
 enum ToolChoiceField {
     Mode(String),
     Function(Object),
+}
+
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[allow(dead_code, reason = "only described")]
+enum ResponseTool {
+    Function(FunctionTool),
+    Namespace(ToolNamespace),
+}
+
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "only described")]
+struct ToolNamespace {
+    /// "namespace".
+    r#type: String,
+    /// Calls of its functions name it. The model reads NAMESPACE__FUNCTION.
+    name: String,
+    description: Option<String>,
+    tools: Vec<FunctionTool>,
 }
 
 #[derive(ToSchema)]
@@ -249,6 +272,10 @@ pub struct ResponseSettings {
     pub text: Value,
     pub tool_choice: Value,
     pub tools: Vec<Value>,
+    /// The functions of namespaces, by the names that the model reads.
+    pub namespaces: Namespaces,
+    /// The response says the tokens of input and output.
+    pub with_messages: bool,
     pub top_logprobs: i64,
     pub top_p: Option<f64>,
     pub truncation: String,
@@ -275,7 +302,7 @@ impl ResponsesRequest {
         one_of("service_tier", fields.service_tier.as_deref(), ServiceTier::WORDS)?;
         let input = fields.input.take().ok_or_else(|| ApiError::invalid("input", "input is required"))?;
         let messages = input::messages(input, fields.instructions.as_deref())?;
-        let tools = fields.checked_tools()?;
+        let (tools, namespaces) = fields.checked_tools()?;
         let format = fields.format()?;
         let logprobs = fields.logprobs()?;
         if fields.cuts_input()? {
@@ -288,12 +315,14 @@ impl ResponsesRequest {
         let names = FieldNames::RESPONSE;
         let given = (sampling.temperature, sampling.top_p);
         let chat = Chat {
+            prompt_tokens: None,
             messages,
             template: template.check("reasoning.effort", model)?,
             tools,
             max_tokens: fields.max_output_tokens.map(|given| max_tokens(names.max_tokens, given, 1)).transpose()?,
             logprobs,
             grammar: structured.check_with(format, &sampling)?,
+            thinking_budget: None,
             echo: false,
             reasoning_place: ReasoningPlace::Apart,
             sampling,
@@ -301,7 +330,7 @@ impl ResponsesRequest {
             names,
         };
         let request = request_id.name(chat.into_request(model)?)?;
-        let settings = fields.settings(given, &request);
+        let settings = ResponseSettings { namespaces, ..fields.settings(given, &request) };
         Ok(Self { request, settings })
     }
 }
@@ -329,6 +358,8 @@ impl ResponsesFields {
             text: written_text,
             tool_choice: self.tool_choice.unwrap_or_else(|| "auto".into()),
             tools: self.tools.unwrap_or_default(),
+            namespaces: Namespaces::default(),
+            with_messages: self.enable_response_messages,
             top_logprobs: self.top_logprobs.unwrap_or(0),
             top_p: top_p.or_else(|| shortest(used.top_p)),
             truncation: self.truncation.unwrap_or_else(|| "disabled".into()),
@@ -336,25 +367,25 @@ impl ResponsesFields {
         }
     }
 
-    /// The functions that may be called, and which of them have to be.
-    fn checked_tools(&self) -> Result<Tools, ApiError> {
-        let tools = self.tools.as_deref().unwrap_or_default();
-        let names = tools.iter().enumerate().map(|(i, tool)| check_tool(&format!("tools[{i}]"), tool));
-        let names = names.collect::<Result<Vec<_>, _>>()?;
-        let (asked, allowed) = tool_choice(self.tool_choice.as_ref(), &names)?;
-        let mut written = Vec::with_capacity(tools.len());
-        for (i, tool) in tools.iter().enumerate() {
-            if allowed.as_ref().is_none_or(|allowed| allowed.contains(&names[i])) {
-                let path = format!("tools[{i}]");
-                let fields = object(&path, tool)?;
-                let path = FunctionPath { parameters: format!("{path}.parameters"), function: path };
-                let function = CallableFunction::new(path, fields, fields.get("parameters"))?;
-                written.push((shown_tool(function_fields(fields)), function));
+    /// The functions that may be called, and which of them have to be; and those of them that are in namespaces.
+    fn checked_tools(&self) -> Result<(Tools, Namespaces), ApiError> {
+        let given = self.tools.as_deref().unwrap_or_default();
+        let functions = namespaces::functions(given)?;
+        let (asked, allowed) = tool_choice(self.tool_choice.as_ref(), &functions)?;
+        let mut written = Vec::with_capacity(functions.len());
+        for function in &functions {
+            if allowed.as_ref().is_none_or(|allowed| allowed.contains(&&*function.name)) {
+                let path = FunctionPath {
+                    parameters: format!("{}.parameters", function.path),
+                    function: function.path.clone(),
+                };
+                let callable = CallableFunction::new(path, &function.fields, function.fields.get("parameters"))?;
+                written.push((shown_tool(function_fields(&function.fields)), callable));
             }
         }
         let mut tools = Tools::new(written, self.parallel_tool_calls.unwrap_or(true))?;
         tools.choose(asked)?;
-        Ok(tools)
+        Ok((tools, Namespaces::of(&functions)))
     }
 
     /// The form of the answer's text.
@@ -397,18 +428,6 @@ fn shortest(value: f32) -> Option<f64> {
     value.to_string().parse().ok()
 }
 
-/// The name of a function tool; every other kind of tool would have to run on the server.
-fn check_tool<'a>(path: &str, tool: &'a Value) -> Result<&'a str, ApiError> {
-    let tool = object(path, tool)?;
-    match string(path, tool, "type")? {
-        "function" => string(path, tool, "name"),
-        kind => {
-            let message = format!("{path}: tools of type {kind:?} are not supported, only \"function\" is");
-            Err(ApiError::invalid(format!("{path}.type"), message))
-        }
-    }
-}
-
 /// What of a tool the chat template is given as its function.
 fn function_fields(tool: &Map<String, Value>) -> Map<String, Value> {
     let fields = ["name", "description", "parameters", "strict"];
@@ -416,10 +435,10 @@ fn function_fields(tool: &Map<String, Value>) -> Map<String, Value> {
     fields.into_iter().filter_map(given).collect()
 }
 
-/// The choice among the tools, and the names that it is confined to. `tools`: the names of all.
+/// The choice among the tools, and the names that it is confined to.
 fn tool_choice<'a>(
-    choice: Option<&'a Value>,
-    tools: &[&str],
+    choice: Option<&Value>,
+    tools: &'a [Function],
 ) -> Result<(AskedTool<'a>, Option<Vec<&'a str>>), ApiError> {
     let choice = match choice {
         None => return Ok((AskedTool::Default, None)),
@@ -442,8 +461,11 @@ fn tool_choice<'a>(
     };
     match string("tool_choice", choice, "type")? {
         "function" => {
-            let name = string("tool_choice", choice, "name")?;
-            Ok((AskedTool::Function { name, param: "tool_choice.name" }, None))
+            const PARAM: &str = "tool_choice.name";
+            let name = namespaces::find("tool_choice", choice, tools)?;
+            let name =
+                name.ok_or_else(|| no_such_tool(PARAM, string("tool_choice", choice, "name").unwrap_or_default()))?;
+            Ok((AskedTool::Function { name, param: PARAM }, None))
         }
         "allowed_tools" => {
             let asked = match string("tool_choice", choice, "mode")? {
@@ -457,13 +479,13 @@ fn tool_choice<'a>(
             let allowed = choice.get("tools");
             let allowed = allowed.and_then(Value::as_array);
             let allowed = allowed.ok_or_else(|| wrong_type("tool_choice.tools", "an array", choice.get("tools")))?;
-            let name = |(i, tool): (usize, &'a Value)| {
+            let name = |(i, tool): (usize, &Value)| {
                 let path = format!("tool_choice.tools[{i}]");
-                let name = check_tool(&path, tool)?;
-                if tools.contains(&name) {
-                    return Ok(name);
-                }
-                Err(ApiError::invalid(format!("{path}.name"), format!("{path}.name: tools has no function {name:?}")))
+                let tool = function_tool(&path, tool)?;
+                namespaces::find(&path, tool, tools)?.ok_or_else(|| {
+                    let name = string(&path, tool, "name").unwrap_or_default();
+                    ApiError::invalid(format!("{path}.name"), format!("{path}.name: tools has no function {name:?}"))
+                })
             };
             Ok((asked, Some(allowed.iter().enumerate().map(name).collect::<Result<_, _>>()?)))
         }

@@ -48,6 +48,7 @@ impl WriteEvents for ResponseEvents {
     }
 
     fn end(&mut self, out: &mut Vec<u8>, answers: &AnswerFold) {
+        self.response.asked(answers.prompt_tokens(0));
         let kind = if self.response.is_incomplete() { "response.incomplete" } else { "response.completed" };
         write(out, &mut self.next, kind, Lifecycle { response: self.response.ended(answers.usage()) });
     }
@@ -137,9 +138,10 @@ fn item_events<'a>(
                     let text = Within::Text { text, logprobs: writer.logprobs(positions) };
                     ("response.output_text.done", within(text))
                 }
-                AnswerItem::Call { name, arguments, .. } => {
-                    ("response.function_call_arguments.done", within(Within::Call { name, arguments }))
-                }
+                AnswerItem::Call { name, arguments, .. } => (
+                    "response.function_call_arguments.done",
+                    within(Within::Call { name: writer.function_name(name), arguments }),
+                ),
             });
             if has_parts {
                 events.push(("response.content_part.done", part()));

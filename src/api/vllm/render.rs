@@ -182,6 +182,9 @@ fn params(request: &ApiRequest, room: u32) -> Result<RenderedParams, ApiError> {
     if params.beam.is_some() {
         return cannot("use_beam_search");
     }
+    if let Some(limit) = &each.thinking {
+        return cannot(limit.param);
+    }
     if !params.bad_words.is_empty() {
         return cannot("bad_words");
     }

@@ -16,14 +16,18 @@ use serde::{Serialize, Serializer};
 /// Answers a request that came to `/v1/responses`.
 pub async fn create(handle: &RuntimeHandle, request: ResponsesRequest) -> Result<HttpResponse, HttpError> {
     let ResponsesRequest { mut request, settings } = request;
-    let mut response = Response::new(settings, &request, handle.model());
     if request.stream.is_some() {
+        let response = Response::new(settings, &request, handle.model());
         return Ok(EventBody::start(handle, request, ResponseEvents::new(response)).await?.into_response());
     }
-    let num_values = request.num_answer_values(handle.model().max_model_len as usize);
+    // The tokens of input and output, where the response says them, are no more than the model has room for.
+    let room = handle.model().max_model_len as usize;
+    let num_values = request.num_answer_values(room) + if settings.with_messages { room } else { 0 };
+    let mut response = Response::new(settings, &request, handle.model());
     let mut generation = Generation::start(handle, &mut request).await?;
     generation.keep_logprobs(LOGPROBS_COPIES);
     generation.finish(|delta| response.push(delta, |_, _, _, _| {})).await?;
+    response.asked(generation.answers().prompt_tokens(0));
     let usage = generation.answers().usage();
     body::answer(handle, WholeResponse { response, usage }, num_values).await
 }

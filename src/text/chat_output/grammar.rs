@@ -79,26 +79,16 @@ fn quoted(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::chat_output::tests::demo_tokenizer;
     use crate::chat_output::{ChatFormat, ChatParser, ChatPiece, ChatReading};
     use crate::grammar::sandbox::GrammarLimits;
     use crate::grammar::{GrammarCompiler, GrammarRequest, GrammarSpec};
     use pagetide_base::budget::Budget;
     use pagetide_base::rules::ConstraintSource;
     use serde_json::json;
-    use std::path::Path;
-    use std::sync::Arc;
     use std::time::Duration;
 
     const END: u32 = 2;
-
-    /// The demo model's tokenizer with these special tokens added.
-    fn tokenizer(special: &[&str]) -> Arc<Tokenizer> {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");
-        let read = |file: &str| std::fs::read_to_string(folder.join(file)).unwrap();
-        let mut config: Value = serde_json::from_str(&read("tokenizer_config.json")).unwrap();
-        config["additional_special_tokens"] = special.iter().copied().collect();
-        Arc::new(Tokenizer::from_json(&read("tokenizer.json"), Some(&config.to_string())).unwrap())
-    }
 
     /// An output of random allowed tokens. It ends where an end is allowed.
     fn walk(source: &dyn ConstraintSource, tokenizer: &Tokenizer, random: &mut u64) -> Option<String> {
@@ -137,7 +127,7 @@ mod tests {
             (ToolFormat::Mistral, &["[TOOL_CALLS]"]),
             (ToolFormat::Mistral, &["[TOOL_CALLS]", "[ARGS]"]),
         ] {
-            let tokenizer = tokenizer(special);
+            let tokenizer = demo_tokenizer(special);
             let limits = GrammarLimits { cpu: Duration::from_secs(1), memory_bytes: 1 << 28, work_per_token: None };
             let compiler = GrammarCompiler::new(tokenizer.clone(), tokenizer.vocab_size(), &[END], limits);
             for several in [false, true] {
@@ -179,7 +169,7 @@ mod tests {
     fn a_wrong_schema_is_an_error_of_its_field() {
         let wrong = json!({"type": "object", "properties": {"a": {"type": "sometimes"}}});
         let function = Function { name: "f", parameters: &wrong, param: "tools[3].function.parameters".into() };
-        let error = calls(ToolFormat::Hermes, &[function], true, &tokenizer(&[])).unwrap_err();
+        let error = calls(ToolFormat::Hermes, &[function], true, &demo_tokenizer(&[])).unwrap_err();
         let param = error.param.as_deref().unwrap();
         assert!(param.starts_with("tools[3].function.parameters.properties.a"), "{error}: {param}");
     }

@@ -3,6 +3,18 @@
 use super::call_writer::call_id;
 use super::*;
 use proptest::prelude::*;
+use serde_json::Value;
+use std::path::Path;
+use std::sync::Arc;
+
+/// The demo model's tokenizer with these special tokens added.
+pub(super) fn demo_tokenizer(special: &[&str]) -> Arc<Tokenizer> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");
+    let read = |file: &str| std::fs::read_to_string(folder.join(file)).unwrap();
+    let mut config: Value = serde_json::from_str(&read("tokenizer_config.json")).unwrap();
+    config["additional_special_tokens"] = special.iter().copied().collect();
+    Arc::new(Tokenizer::from_json(&read("tokenizer.json"), Some(&config.to_string())).unwrap())
+}
 
 fn reading(tools: Option<ToolFormat>, reasoning: Option<ReasoningFormat>) -> ChatReading {
     let start = Some(ReasoningStart::Before);
