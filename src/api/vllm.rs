@@ -1,6 +1,7 @@
 //! vLLM's API beside OpenAI's.
 
 pub mod abort;
+pub mod decisions;
 pub mod derender;
 pub mod error;
 pub mod generate;

@@ -15,6 +15,7 @@ use pagetide_actors::runtime::RuntimeHandle;
 use pagetide_api::openai::{Endpoint, chat, completion, embeddings, tokenize};
 use pagetide_api::openapi::answers::{Status, Version};
 use pagetide_api::openapi::{Operation, Tag};
+use pagetide_api::vllm::decisions::{self, Decision};
 use pagetide_api::vllm::error::error_body;
 use pagetide_api::vllm::generated::GeneratedAnswer;
 use pagetide_api::vllm::rerank::RerankRequest;
@@ -42,6 +43,7 @@ pub static PATHS: [ApiPath; 26] = [
     post("/v1/chat/completions/derender", || web::to(derender_chat), derender::describe_chat),
     post("/v1/completions/derender", || web::to(derender_completion), derender::describe_completion),
     post("/inference/v1/generate", || web::to(generate), generate::describe),
+    post("/v1/systemone", || web::to(decide), decisions::describe),
     get("/tokenizer_info", || web::to(tokenizer_info), describe_tokenizer_info),
     post("/pooling", || web::to(pooling), embeddings::describe_pooling),
     post("/score", || web::to(score), || score::describe("score")),
@@ -64,7 +66,7 @@ pub static FORMAT: AnswerFormat = AnswerFormat { error_body, id_header: None };
 
 /// Whether a request speaks an API that no server but vLLM has, so that errors are told in its format.
 pub fn is_spoken(path: &str, _: &HeaderMap) -> bool {
-    path == "/pooling"
+    path == "/pooling" || path == "/v1/systemone"
 }
 
 async fn tokenize(handle: SubmittingHandle, request: HttpRequest, body: Body) -> Result<HttpResponse, HttpError> {
@@ -124,6 +126,13 @@ async fn generate(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, 
     let num_values = asked.request.num_answer_values(handle.model().max_model_len as usize);
     let (choices, answers) = collect(&handle, &mut asked.request).await?;
     body::answer(&handle, answer.whole(choices, answers), num_values).await
+}
+
+async fn decide(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, HttpError> {
+    let Decision { mut request, questions } = body.work(&handle, decisions::parse).await?;
+    let (choices, answers) = collect(&handle, &mut request).await?;
+    let answer = questions.answer(&request.id, &choices, answers.usage(), handle.model())?;
+    body::answer(&handle, answer, choices.len()).await
 }
 
 fn describe_tokenizer_info() -> Operation {
