@@ -127,10 +127,9 @@ impl Serialize for WholeAnswer {
             usage: *usage,
             timings: *timings,
             prompt: if is_chat { self.prompt_fields(0) } else { PromptFields::default() },
-            passed_on: passed_on.as_ref().map(|PassedOn { kv_transfer_params, metrics, .. }| PassedOnFields {
-                kv_transfer_params,
-                metrics,
-            }),
+            passed_on: passed_on
+                .as_ref()
+                .map(|PassedOn { kv_transfer_params, metrics, .. }| PassedOnFields { kv_transfer_params, metrics }),
         };
         whole.serialize(serializer)
     }

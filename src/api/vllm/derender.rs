@@ -21,7 +21,7 @@ use crate::usage::Usage;
 use pagetide_base::budget::Budget;
 use pagetide_base::error::ApiError;
 use pagetide_base::ids::TokenId;
-use pagetide_text::chat_output::ChatReading;
+use pagetide_text::chat_output::{ChatReading, ReasoningPlace};
 use pagetide_text::detokenizer::Detokenizer;
 use pagetide_text::output::OutputOptions;
 use serde::Serialize;
@@ -388,10 +388,7 @@ impl Derender<'_> {
     }
 
     /// Each response with its prompt and the number of the prompt's tokens that usage says.
-    fn whole(
-        &self,
-        responses: Vec<(GivenPart, Option<Vec<TokenId>>, usize)>,
-    ) -> Result<(Derendered, usize), ApiError> {
+    fn whole(&self, responses: Vec<(GivenPart, Option<Vec<TokenId>>, usize)>) -> Result<(Derendered, usize), ApiError> {
         let (mut choices, mut prompts, mut usage, mut num_read) = (Vec::new(), Vec::new(), Usage::default(), 0);
         let mut passed_on = PassedOn::default();
         let mut id = None;
@@ -452,9 +449,7 @@ impl Derender<'_> {
         let prompt = prompt.or_else(|| part.prompt.take());
         let is_plain = self.is_plain();
         let skips = self.options.text.skip_special_tokens;
-        let tail = |tokens: &[TokenId]| {
-            tokens[Detokenizer::relevant_from(&model.tokenizer, tokens, skips)..].to_vec()
-        };
+        let tail = |tokens: &[TokenId]| tokens[Detokenizer::relevant_from(&model.tokenizer, tokens, skips)..].to_vec();
         let mut state = match state {
             Some(state) => state,
             None if is_plain => {
@@ -498,9 +493,8 @@ impl Derender<'_> {
                 Some(delta)
             }
         };
-        let usage = part.usage.map(|usage| {
-            Usage::new(num_prompt.unwrap_or(usage.prompt_tokens), usage.completion_tokens, 0)
-        });
+        let usage =
+            part.usage.map(|usage| Usage::new(num_prompt.unwrap_or(usage.prompt_tokens), usage.completion_tokens, 0));
         let has_role = has_role && delta.is_some();
         let answer = self.answer(part.request_id);
         let chunk = Box::new(AnswerPart { answer, delta, has_role, usage, metrics: part.metrics });
@@ -512,11 +506,9 @@ impl Derender<'_> {
     }
 
     fn answer(&self, id: String) -> OpenAiAnswer {
-        let hides_reasoning = self
-            .options
-            .chat
-            .as_ref()
-            .is_some_and(|reading| reading.format.reasoning.is_some() && !reading.include_reasoning);
+        let hides_reasoning = self.options.chat.as_ref().is_some_and(|reading| {
+            reading.format.reasoning.is_some() && reading.reasoning_place == ReasoningPlace::Nowhere
+        });
         // Log-probabilities are those that were given. They tell of the reasoning too.
         let logprobs = (!hides_reasoning).then_some(u32::MAX);
         OpenAiAnswer::with_id(self.endpoint, id, AnswerOptions { logprobs, ..self.options.clone() }, self.model)

@@ -149,10 +149,7 @@ pub struct StreamState {
 
 impl StreamState {
     /// The state that a client sends back.
-    pub fn check(
-        ParsedBody { body, problems }: ParsedBody<StateFields>,
-        model: &ModelInfo,
-    ) -> Result<Self, ApiError> {
+    pub fn check(ParsedBody { body, problems }: ParsedBody<StateFields>, model: &ModelInfo) -> Result<Self, ApiError> {
         problems.check()?;
         let offset = in_range("logprob_text_offset", body.logprob_text_offset.unwrap_or(0), 0..=i64::from(u32::MAX))?;
         Ok(Self {
@@ -302,7 +299,8 @@ fn positions(
         // The token itself may stand beside the most likely ones.
         let most = 1 + MAX_LOGPROBS as usize;
         if num_top > most {
-            let message = format!("{path}: the top_logprobs count is {num_top}, and may be {most} at most (max_logprobs)");
+            let message =
+                format!("{path}: the top_logprobs count is {num_top}, and may be {most} at most (max_logprobs)");
             return Err(ApiError::invalid(format!("{path}.top_logprobs"), message));
         }
         let chosen = logprob(path, position.token_id, position.logprob, position.rank, model)?;

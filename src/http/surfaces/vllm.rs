@@ -24,7 +24,7 @@ use pagetide_api::vllm::{abort, derender, generate, render, rerank, score};
 use pagetide_base::error::ApiError;
 use serde_json::json;
 
-pub static PATHS: [ApiPath; 26] = [
+pub static PATHS: [ApiPath; 27] = [
     post("/tokenize", || web::to(tokenize), tokenize::describe_tokenize),
     post("/detokenize", || web::to(detokenize), tokenize::describe_detokenize),
     post("/v1/chat/completions/batch", || web::to(chat_batch), chat::describe_batch),
