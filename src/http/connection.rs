@@ -12,7 +12,8 @@ use actix_web::rt::time::sleep;
 use pagetide_base::error::ApiError;
 use std::any::Any;
 use std::cell::{Cell, OnceCell, RefCell};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::net::{Shutdown, TcpStream as TcpSocket};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
 use tokio::task::AbortHandle;
@@ -23,8 +24,9 @@ const LINGER: Duration = Duration::from_secs(1);
 /// One client's connection, as long as actix keeps it.
 #[derive(Debug)]
 pub struct Connection {
-    /// The same socket once more, to end it. `None`: there was no place for another open file.
-    socket: Option<OwnedFd>,
+    /// The same socket once more, to end it: a Unix socket is shut down in the same way as one of TCP. `None`: there was
+    /// no place for another open file.
+    socket: Option<TcpSocket>,
     /// Requests that are read or answered.
     num_busy: Cell<usize>,
     /// When there was last a request.
@@ -44,7 +46,7 @@ impl Connection {
         let copy = socket.try_clone_to_owned();
         let copy = copy.inspect_err(|error| tracing::warn!("a connection goes without its time-outs: {error}"));
         let connection = Rc::new(Self {
-            socket: copy.ok(),
+            socket: copy.ok().map(Into::into),
             num_busy: Cell::new(0),
             idle_since: Cell::new(Instant::now()),
             is_ending: Cell::new(false),
@@ -93,10 +95,8 @@ impl Connection {
 
     /// Ends the connection, as if its client had gone.
     fn shut_down(&self) {
-        if let Some(socket) = &self.socket {
-            // SAFETY: the socket is open. An error is a connection that has ended already.
-            let _ = unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RDWR) };
-        }
+        // An error is a connection that has ended already.
+        let _ = self.socket.as_ref().map(|socket| socket.shutdown(Shutdown::Both));
     }
 }
 
