@@ -6,8 +6,12 @@ use crate::body::{BodyFields, FieldSource, ParsedBody, read_value};
 use crate::checks::renamed;
 use pagetide_base::error::ApiError;
 use serde_json::{Map, Value};
+use std::borrow::Cow;
+use std::collections::HashMap;
 use std::fmt::Debug;
 use std::marker::PhantomData;
+use utoipa::openapi::{ObjectBuilder, RefOr, Schema};
+use utoipa::{PartialSchema, ToSchema};
 
 /// An API's names of sampling fields.
 pub trait NestedNames: Debug + Default {
@@ -15,6 +19,31 @@ pub trait NestedNames: Debug + Default {
     const BASE: &'static str;
     /// Each with the name that [`SamplingFields`] has.
     const NAMES: &'static [(&'static str, &'static str)];
+    /// Those that the API's description says something else of than of the shared ones.
+    const DIFFERENT: &'static [DifferentField] = &[];
+}
+
+/// What the description says of a field in place of what it says of the shared one.
+#[derive(Debug)]
+pub struct DifferentField {
+    pub name: &'static str,
+    pub about: &'static str,
+    /// `None`: it is in the text, where there is one.
+    pub default: Option<i64>,
+}
+
+impl DifferentField {
+    fn apply(&self, schema: &mut RefOr<Schema>) {
+        match schema {
+            RefOr::T(Schema::Object(object)) => {
+                object.description = Some(self.about.into());
+                object.default = self.default.map(Value::from);
+            }
+            RefOr::T(Schema::OneOf(forms)) => forms.description = Some(self.about.into()),
+            RefOr::T(Schema::Array(array)) => array.description = Some(self.about.into()),
+            _ => {}
+        }
+    }
 }
 
 /// The fields of [`SamplingFields`] that `N` names.
@@ -36,6 +65,71 @@ impl<N: NestedNames> BodyFields for NestedSampling<N> {
         names.extend(N::NAMES.iter().map(|(own, _)| *own));
     }
 }
+
+/// The description of the shared fields, by the API's names.
+impl<N: NestedNames> PartialSchema for NestedSampling<N> {
+    fn schema() -> RefOr<Schema> {
+        let shared: HashMap<_, _> = fields_of(SamplingFields::schema()).into_iter().collect();
+        let own = |(name, shared_name): &(&str, &str)| {
+            let mut schema = shared.get(*shared_name)?.clone();
+            if let Some(different) = N::DIFFERENT.iter().find(|different| different.name == *name) {
+                different.apply(&mut schema);
+            }
+            Some(((*name).to_owned(), schema))
+        };
+        // A name that is not a sampling field's is described where it is read.
+        described(N::NAMES.iter().filter_map(own))
+    }
+}
+
+impl<N: NestedNames> ToSchema for NestedSampling<N> {
+    fn name() -> Cow<'static, str> {
+        SamplingFields::name()
+    }
+
+    fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+        SamplingFields::schemas(schemas);
+    }
+}
+
+/// The fields of an object that is described, in their order.
+pub fn fields_of(schema: RefOr<Schema>) -> Vec<(String, RefOr<Schema>)> {
+    match schema {
+        RefOr::T(Schema::Object(object)) => object.properties.into_iter().collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// An object that has these fields.
+pub fn described(fields: impl Iterator<Item = (String, RefOr<Schema>)>) -> RefOr<Schema> {
+    fields.fold(ObjectBuilder::new(), |object, (name, field)| object.property(name, field)).into()
+}
+
+/// Describes an object whose fields are read in several groups, each of which describes its own.
+macro_rules! describe_object {
+    ($(#[$doc:meta])* $name:ident as $title:literal: $($group:ty),+) => {
+        $(#[$doc])*
+        pub struct $name;
+
+        impl utoipa::PartialSchema for $name {
+            fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
+                let fields = [$($crate::fields::nested::fields_of(<$group as utoipa::PartialSchema>::schema())),+];
+                $crate::fields::nested::described(fields.into_iter().flatten())
+            }
+        }
+
+        impl utoipa::ToSchema for $name {
+            fn name() -> std::borrow::Cow<'static, str> {
+                $title.into()
+            }
+
+            fn schemas(schemas: &mut Vec<(String, utoipa::openapi::RefOr<utoipa::openapi::Schema>)>) {
+                $(<$group as utoipa::ToSchema>::schemas(schemas);)+
+            }
+        }
+    };
+}
+pub(crate) use describe_object;
 
 /// The fields of the object that `N` names.
 pub fn read_nested<N: NestedNames, B: BodyFields>(object: Map<String, Value>) -> Result<B, ApiError> {

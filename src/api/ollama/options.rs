@@ -3,12 +3,11 @@
 use crate::body::refused::{Off, Refused, RefusedField, RefusedTable, refuse};
 use crate::body::{body, body_fields};
 use crate::checks::in_range;
-use crate::fields::nested::{NestedNames, NestedSampling, read_nested};
+use crate::fields::nested::{DifferentField, NestedNames, NestedSampling, below, describe_object, read_nested};
 use crate::fields::sampling::SamplingFields;
 use crate::model_info::ModelInfo;
 use pagetide_base::error::ApiError;
 use serde_json::{Map, Value};
-use utoipa::ToSchema;
 
 /// Ollama's defaults, for what neither the request nor the model says.
 const TEMPERATURE: f64 = 0.8;
@@ -39,13 +38,52 @@ impl NestedNames for OptionNames {
         ("top_p", "top_p"),
         ("typical_p", "typical_p"),
     ];
+    const DIFFERENT: &'static [DifferentField] = &[
+        DifferentField {
+            name: "temperature",
+            about: "0 takes the most likely token; higher is more varied. Default: the model's own, else 0.8.",
+            default: None,
+        },
+        DifferentField {
+            name: "top_k",
+            about: "Samples from this many most likely tokens; 0: from all. Default: the model's own, else 40.",
+            default: None,
+        },
+        DifferentField {
+            name: "top_p",
+            about: "Samples from the most likely tokens that together have this probability. Default: the model's own, \
+                    else 0.9.",
+            default: None,
+        },
+        DifferentField {
+            name: "seed",
+            about: "The same seed and request give the same answer. -1: a random one.",
+            default: Some(RANDOM_SEED),
+        },
+        DifferentField {
+            name: "repeat_penalty",
+            about: "Above 1: the last repeat_last_n tokens of prompt and answer become less likely. Default: the model's \
+                    own, else 1.",
+            default: None,
+        },
+        DifferentField {
+            name: "repeat_last_n",
+            about: "How many tokens repeat_penalty looks at; 0: none; -1: all. Default: 64 with repeat_penalty.",
+            default: None,
+        },
+    ];
 }
 
 body_fields! {
     struct OptionFields {
+        /// Tokens to generate at most; below 0: as many as fit.
+        #[schema(minimum = -2, default = -1)]
         num_predict: Option<i64>,
+        /// Without effect: the context is that of the server (model.max_model_len).
         num_ctx: Option<i64>,
+        /// Without effect: no context is cut.
         num_keep: Option<i64>,
+        /// Without effect, as all that follow: how a model is loaded is a setting of the server.
         num_batch: Option<i64>,
         num_gpu: Option<i64>,
         num_thread: Option<i64>,
@@ -59,6 +97,7 @@ body_fields! {
         logits_all: Option<bool>,
         vocab_only: Option<bool>,
         embedding_only: Option<bool>,
+        /// Without effect, as in Ollama.
         penalize_newline: Option<bool>,
     }
 }
@@ -112,7 +151,7 @@ impl MaxTokens {
 
 pub(super) fn options(given: Option<Map<String, Value>>, model: &ModelInfo) -> Result<GenerateOptions, ApiError> {
     let body: OptionsBody = read_nested::<OptionNames, _>(given.unwrap_or_default())?;
-    body.refused.check().map_err(crate::fields::nested::below::<OptionNames>)?;
+    body.refused.check().map_err(below::<OptionNames>)?;
     let mut sampling = body.shared.sampling;
     let defaults = &model.default_sampling;
     if defaults.temperature.is_none() {
@@ -133,76 +172,10 @@ pub(super) fn options(given: Option<Map<String, Value>>, model: &ModelInfo) -> R
     Ok(GenerateOptions { sampling, max_tokens })
 }
 
-/// What `options` may have.
-#[derive(ToSchema)]
-#[allow(dead_code, reason = "only described: OptionsBody is what is read")]
-pub struct OllamaOptions {
-    /// Tokens to generate at most; below 0: as many as fit.
-    #[schema(minimum = -2, default = -1)]
-    num_predict: Option<i64>,
-    /// 0 takes the most likely token; higher is more varied. Default: the model's own, else 0.8.
-    #[schema(minimum = 0, maximum = 100)]
-    temperature: Option<f64>,
-    /// Samples from this many most likely tokens; 0: from all. Default: the model's own, else 40.
-    #[schema(minimum = -1, maximum = 4294967295_i64)]
-    top_k: Option<i64>,
-    /// Samples from the most likely tokens that together have this probability. Default: the model's own, else 0.9.
-    #[schema(exclusive_minimum = 0, maximum = 1)]
-    top_p: Option<f64>,
-    /// Samples from tokens at least this likely, as a part of the most likely one's probability. Default: the model's
-    /// own, else 0.
-    #[schema(minimum = 0, maximum = 1)]
-    min_p: Option<f64>,
-    /// The same seed and request give the same answer. -1: a random one.
-    #[schema(default = -1)]
-    seed: Option<i64>,
-    /// Up to 16 strings that end the answer; left out of it.
-    stop: Option<Vec<String>>,
-    /// Above 1: the last repeat_last_n tokens of prompt and answer become less likely. Default: the model's own, else 1.
-    #[schema(exclusive_minimum = 0, maximum = 100)]
-    repeat_penalty: Option<f64>,
-    /// 0: none; -1: all. Default: 64 with repeat_penalty.
-    #[schema(minimum = -1, maximum = 4294967295_i64)]
-    repeat_last_n: Option<i64>,
-    /// Locally typical sampling; 1: off.
-    #[schema(minimum = 0, maximum = 1, default = 1)]
-    typical_p: Option<f64>,
-    /// 1 or 2: the algorithm that holds the surprise of the answer near mirostat_tau; 0: off.
-    #[schema(minimum = 0, maximum = 2, default = 0)]
-    mirostat: Option<i64>,
-    /// In bits.
-    #[schema(minimum = 0, maximum = 100, default = 5)]
-    mirostat_tau: Option<f64>,
-    /// How fast mirostat learns.
-    #[schema(minimum = 0, maximum = 10, default = 0.1)]
-    mirostat_eta: Option<f64>,
-    /// Above 0: tokens that were generated already become less likely.
-    #[schema(minimum = -2, maximum = 2, default = 0)]
-    presence_penalty: Option<f64>,
-    /// Above 0: tokens become less likely with each time they were generated.
-    #[schema(minimum = -2, maximum = 2, default = 0)]
-    frequency_penalty: Option<f64>,
-    /// Without effect: the context is that of the server (model.max_model_len).
-    num_ctx: Option<i64>,
-    /// Without effect: no context is cut.
-    num_keep: Option<i64>,
-    /// Without effect, as all that follow: how a model is loaded is a setting of the server.
-    num_batch: Option<i64>,
-    num_gpu: Option<i64>,
-    num_thread: Option<i64>,
-    main_gpu: Option<i64>,
-    draft_num_predict: Option<i64>,
-    use_mmap: Option<bool>,
-    use_mlock: Option<bool>,
-    numa: Option<bool>,
-    low_vram: Option<bool>,
-    f16_kv: Option<bool>,
-    logits_all: Option<bool>,
-    vocab_only: Option<bool>,
-    embedding_only: Option<bool>,
-    /// Without effect, as in Ollama.
-    penalize_newline: Option<bool>,
-}
+describe_object!(
+    /// What `options` may have, as it is read.
+    OllamaOptions as "OllamaOptions": NestedSampling<OptionNames>, OptionFields
+);
 
 #[cfg(test)]
 mod tests {

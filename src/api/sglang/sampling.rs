@@ -3,15 +3,16 @@
 use crate::body::fields::BodyFields;
 use crate::body::refused::{Off, Refused, RefusedField, RefusedTable, refuse};
 use crate::body::{FieldSource, body, body_fields};
-use crate::fields::forms::StopStrings;
-use crate::fields::nested::{NestedNames, NestedSampling, as_nested, below, read_nested};
+use crate::fields::nested::{
+    DifferentField, NestedNames, NestedSampling, as_nested, below, describe_object, described, fields_of, read_nested,
+};
 use crate::fields::sampling::{SamplingFields, max_tokens};
 use crate::fields::structured::StructuredFields;
 use pagetide_base::error::ApiError;
 use pagetide_text::grammar::GrammarRequest;
 use serde_json::{Map, Value};
-use std::collections::HashMap;
-use utoipa::ToSchema;
+use utoipa::openapi::{RefOr, Schema};
+use utoipa::{PartialSchema, ToSchema};
 
 /// `max_new_tokens` where the client does not say.
 const DEFAULT_MAX_TOKENS: i64 = 128;
@@ -45,6 +46,39 @@ impl NestedNames for SglangNames {
         ("top_k", "top_k"),
         ("top_p", "top_p"),
     ];
+    const DIFFERENT: &'static [DifferentField] = &[
+        DifferentField {
+            name: "temperature",
+            about: "0 takes the most likely token; higher is more varied.",
+            default: Some(1),
+        },
+        DifferentField {
+            name: "top_p",
+            about: "Samples from the most likely tokens that together have this probability.",
+            default: Some(1),
+        },
+        DifferentField {
+            name: "top_k",
+            about: "Samples from this many most likely tokens; -1: from all.",
+            default: Some(-1),
+        },
+        DifferentField {
+            name: "min_p",
+            about: "Samples from tokens at least this likely, as a part of the most likely one's probability.",
+            default: Some(0),
+        },
+        DifferentField {
+            name: "repetition_penalty",
+            about: "Above 1: tokens of the prompt and of the answer so far become less likely.",
+            default: Some(1),
+        },
+        DifferentField {
+            name: "min_new_tokens",
+            about: "No end token, stop token or stop string before this many tokens.",
+            default: Some(0),
+        },
+        DifferentField { name: "n", about: "Answers to each text.", default: Some(1) },
+    ];
 }
 
 /// The constraints that SGLang knows.
@@ -53,15 +87,36 @@ struct SglangConstraints(StructuredFields);
 
 impl BodyFields for SglangConstraints {
     fn read<S: FieldSource>(&mut self, name: &str, source: &mut S) -> Result<bool, S::Error> {
-        Ok(["ebnf", "json_schema", "regex"].contains(&name) && self.0.read(name, source)?)
+        Ok(Self::NAMES.contains(&name) && self.0.read(name, source)?)
     }
 
+    /// They are among [`SglangNames`], for errors.
     fn add_names(_: &mut Vec<&'static str>) {}
+}
+
+impl SglangConstraints {
+    const NAMES: [&'static str; 3] = ["ebnf", "json_schema", "regex"];
+}
+
+impl PartialSchema for SglangConstraints {
+    fn schema() -> RefOr<Schema> {
+        let all = fields_of(StructuredFields::schema()).into_iter();
+        described(all.filter(|(name, _)| Self::NAMES.contains(&name.as_str())))
+    }
+}
+
+impl ToSchema for SglangConstraints {
+    fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+        StructuredFields::schemas(schemas);
+    }
 }
 
 body_fields! {
     struct SglangFields {
+        /// Tokens to generate at most; null: as many as fit.
+        #[schema(minimum = 0, default = 128)]
         max_new_tokens: Option<i64>,
+        /// Tokens between two events of a stream. Without effect: each token has an event.
         stream_interval: Option<i64>,
     }
 }
@@ -125,70 +180,14 @@ pub(super) fn params(given: Map<String, Value>) -> Result<SglangSampling, ApiErr
     Ok(SglangSampling { sampling, max_tokens, grammar })
 }
 
-/// What `sampling_params` may have.
-#[derive(ToSchema)]
-#[schema(as = SglangSamplingParams)]
-#[allow(dead_code, reason = "only described: SglangParams is what is read")]
-pub struct DescribedParams {
-    /// Tokens to generate at most; null: as many as fit.
-    #[schema(minimum = 0, default = 128)]
-    max_new_tokens: Option<i64>,
-    /// No end token, stop token or stop string before this many tokens.
-    #[schema(minimum = 0, default = 0)]
-    min_new_tokens: Option<i64>,
-    /// 0 takes the most likely token; higher is more varied.
-    #[schema(minimum = 0, maximum = 100, default = 1)]
-    temperature: Option<f64>,
-    /// Samples from the most likely tokens that together have this probability.
-    #[schema(exclusive_minimum = 0, maximum = 1, default = 1)]
-    top_p: Option<f64>,
-    /// Samples from this many most likely tokens; -1: from all.
-    #[schema(minimum = -1, default = -1)]
-    top_k: Option<i64>,
-    /// Samples from tokens at least this likely, as a part of the most likely one's probability.
-    #[schema(minimum = 0, maximum = 1, default = 0)]
-    min_p: Option<f64>,
-    #[schema(minimum = -2, maximum = 2, default = 0)]
-    frequency_penalty: Option<f64>,
-    #[schema(minimum = -2, maximum = 2, default = 0)]
-    presence_penalty: Option<f64>,
-    #[schema(exclusive_minimum = 0, maximum = 100, default = 1)]
-    repetition_penalty: Option<f64>,
-    /// Answers to each text.
-    #[schema(minimum = 1, maximum = 128, default = 1)]
-    n: Option<i64>,
-    /// The same seed and request give the same answer.
-    sampling_seed: Option<i64>,
-    /// Up to 16 strings that end the answer.
-    stop: Option<Vec<String>>,
-    /// A regular expression, or up to 32 of them: the answer ends with the token that completes a match, which stays in
-    /// it. Each has at most 256 bytes, no look-around and no references back.
-    #[schema(value_type = Option<StopStrings>)]
-    stop_regex: Option<Value>,
-    /// Token ids that end the answer.
-    stop_token_ids: Option<Vec<i64>>,
-    /// The answer ends after the stop string or stop token, not before it.
-    no_stop_trim: Option<bool>,
-    /// End tokens of the model are tokens like any other.
-    ignore_eos: Option<bool>,
-    skip_special_tokens: Option<bool>,
-    spaces_between_special_tokens: Option<bool>,
-    /// Added to the logits, by token id.
-    logit_bias: Option<HashMap<String, f64>>,
-    /// The answer is JSON that this schema accepts; a schema, or one in a string.
-    json_schema: Option<String>,
-    /// The answer matches this regular expression.
-    regex: Option<String>,
-    /// The answer follows this grammar.
-    ebnf: Option<String>,
-    /// Tokens between two events of a stream. Without effect: each token has an event.
-    stream_interval: Option<i64>,
-}
+describe_object!(
+    /// What `sampling_params` may have, as it is read.
+    DescribedParams as "SglangSamplingParams": SglangFields, NestedSampling<SglangNames>, SglangConstraints
+);
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use utoipa::PartialSchema;
 
     #[test]
     fn every_parameter_that_is_read_is_described() {
