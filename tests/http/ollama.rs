@@ -268,6 +268,39 @@ async fn texts_are_embedded() {
 }
 
 #[actix_web::test]
+async fn a_suffix_asks_for_what_is_before_it() {
+    let server = TestServer::filling_in("mid");
+    let body = |more: Value| {
+        let mut body = json!({"prompt": "ab", "suffix": "yz", "stream": false});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let answer = server.ok(GENERATE, &body(json!({}))).await;
+    assert_eq!((&answer["response"], &answer["done_reason"]), (&json!("mid"), &json!("stop")));
+    assert!(answer.get("context").is_none(), "{answer}");
+    let tokens = server.last_submit().prompt_tokens;
+    let text = |text: &str| text.bytes().map(u32::from).collect::<Vec<_>>();
+    let places = [text("ab"), text("yz")].map(|part| tokens.windows(2).position(|window| window == part));
+    assert!(places[0].is_some() && places[0] < places[1], "{tokens:?}");
+    // The whole prompt may be the suffix.
+    assert_eq!(server.ok(GENERATE, &body(json!({"prompt": ""}))).await["response"], "mid");
+    for (more, named) in [
+        (json!({"raw": true}), "suffix is not available with raw: true"),
+        (json!({"system": "s"}), "system is not available with suffix"),
+        (json!({"context": [1]}), "context is not available with suffix"),
+    ] {
+        let (status, error) = refused(&server, GENERATE, &body(more.clone())).await;
+        assert!(status == 400 && error.starts_with(named), "{more} → {error}");
+    }
+    let shown = server.ok("/api/show", &json!({ "model": MODEL })).await;
+    assert_eq!(shown["capabilities"], json!(["completion", "insert"]));
+    let without = TestServer::saying("x");
+    let (status, error) = refused(&without, GENERATE, &body(json!({}))).await;
+    assert!(status == 400 && error.starts_with("suffix: this model cannot fill in the middle"), "{error}");
+    assert!(refused(&without, CHAT, &chat(json!({"suffix": "a"}))).await.1.starts_with("suffix is not supported"));
+}
+
+#[actix_web::test]
 async fn the_model_is_listed_and_shown() {
     let server = TestServer::saying("x");
     let get = async |path: &str| server.get(path).await.json::<Value>().await.unwrap();
@@ -335,7 +368,6 @@ async fn errors_name_the_clients_field() {
         assert!(status == 400 && error.starts_with(named), "{more} → {error}");
     }
     for (more, named) in [
-        (json!({"suffix": "end"}), "suffix is not supported"),
         (json!({"template": "{{ .Prompt }}"}), "template is not supported"),
         (json!({"images": ["aGk="]}), "images is not supported"),
         (json!({"context": ["a"]}), "context must be an array of token ids"),

@@ -87,7 +87,7 @@ impl RefusedTable for UnsupportedInOllama {
         refuse("height", "the model makes no images").unless(Off::Number(0.0)),
         refuse("images", "this model reads text only"),
         refuse("steps", "the model makes no images").unless(Off::Number(0.0)),
-        refuse("suffix", "leave it out"),
+        refuse("suffix", "use /api/generate"),
         refuse("template", "the model's own chat template is used, or none with raw"),
         refuse("width", "the model makes no images").unless(Off::Number(0.0)),
     ];

@@ -13,10 +13,12 @@ use crate::chat::tools::Tools;
 use crate::fields::memory::MemoryFields;
 use crate::fields::model::ModelField;
 use crate::fields::nested::as_nested;
-use crate::model_info::ModelInfo;
+use crate::model_info::{ModelInfo, no_marks};
+use crate::prompt::{FillIn, Prompt};
 use crate::request::{ApiRequest, FieldNames, PromptRequest};
 use pagetide_base::error::ApiError;
 use pagetide_base::ids::TokenId;
+use pagetide_text::fill_in::FillInMarks;
 use serde_json::{Value, json};
 use std::time::Instant;
 
@@ -24,6 +26,9 @@ body_fields! {
     pub(super) struct OllamaGenerateFields {
         /// The text that the model is given, as a user's message. Without it nothing is generated.
         prompt: Option<String>,
+        /// What stands behind the answer, which fills the gap between prompt and suffix. For models whose tokenizer has
+        /// marks for that.
+        suffix: Option<String>,
         /// A system message before it.
         system: Option<String>,
         /// The prompt is given to the model as it is, without the chat template.
@@ -59,17 +64,23 @@ pub fn parse(
     fields.check()?;
     let context = context(own.context, model)?;
     let system = own.system.filter(|system| !system.is_empty());
-    if own.raw && (system.is_some() || !context.is_empty()) {
-        let field = if system.is_some() { "system" } else { "context" };
-        return Err(ApiError::invalid(field, format!("{field} is not available with raw: true")));
+    let suffix = own.suffix.filter(|suffix| !suffix.is_empty());
+    let without = if own.raw { Some("raw: true") } else { suffix.as_ref().map(|_| "suffix") };
+    for (field, is_given) in
+        [("system", system.is_some()), ("context", !context.is_empty()), ("suffix", own.raw && suffix.is_some())]
+    {
+        if let (Some(without), true) = (without, is_given) {
+            return Err(ApiError::invalid(field, format!("{field} is not available with {without}")));
+        }
     }
-    let shape = if own.raw { AnswerShape::Raw } else { AnswerShape::Text };
+    let shape = if without.is_some() { AnswerShape::Raw } else { AnswerShape::Text };
     let answer = OllamaAnswer::new(shape, name, begun, model);
-    let Some(prompt) = own.prompt.filter(|prompt| !prompt.is_empty()) else {
+    let prompt = own.prompt.unwrap_or_default();
+    if prompt.is_empty() && suffix.is_none() {
         return Ok(OllamaTask::Load(answer.loaded()));
-    };
-    let request = if own.raw {
-        raw(prompt, &mut fields, &memory, model)?
+    }
+    let request = if without.is_some() {
+        raw(prompt, suffix, &mut fields, &memory, model)?
     } else {
         let system = system.map(|system| json!({"role": "system", "content": system}));
         let messages: Vec<Value> = system.into_iter().chain([json!({"role": "user", "content": prompt})]).collect();
@@ -83,9 +94,10 @@ pub fn parse(
     Ok(OllamaTask::Generate(Box::new(request), Box::new(answer)))
 }
 
-/// A prompt that goes by the chat template.
+/// A prompt that goes by the chat template, or the gap before a suffix.
 fn raw(
     prompt: String,
+    suffix: Option<String>,
     fields: &mut OllamaFields,
     memory: &MemoryFields,
     model: &ModelInfo,
@@ -95,6 +107,15 @@ fn raw(
     sampling.stream = fields.stream.unwrap_or(true);
     // A wrong value is refused, although there is no template to tell.
     fields.template(false, model)?;
+    let prompt = match suffix {
+        None => prompt.into(),
+        Some(suffix) => {
+            let marks = FillInMarks::find(&model.tokenizer).map_err(|missing| no_marks("suffix", &missing))?;
+            sampling.stop_token_ids.get_or_insert_default().extend(marks.ends.iter().copied().map(i64::from));
+            let max_tokens = options.max_tokens.sampled().unwrap_or(0);
+            Prompt::FillIn(FillIn { prefix: prompt, suffix, max_tokens, ..FillIn::default() })
+        }
+    };
     let names = FieldNames::OLLAMA_GENERATE;
     let within = || -> Result<ApiRequest, ApiError> {
         let mut params = sampling.params(model)?;
@@ -106,7 +127,7 @@ fn raw(
         params.max_tokens = options.max_tokens.sampled().unwrap_or(0);
         let grammar = fields.format()?;
         let each = PromptRequest { names, grammar, ..PromptRequest::without_prompt(params) };
-        sampling.into_request(vec![prompt.into()], each, answer, memory, model)
+        sampling.into_request(vec![prompt], each, answer, memory, model)
     };
     within().map_err(as_nested::<OptionNames>)
 }

@@ -6,6 +6,7 @@ use crate::dates::rfc3339;
 use crate::fields::model::ModelField;
 use crate::model_info::ModelInfo;
 use pagetide_base::error::ApiError;
+use pagetide_text::fill_in::FillInMarks;
 use serde_json::{Map, Value, json};
 
 /// The model stays loaded as long as the server runs, so this is the last time that there is a format for.
@@ -142,6 +143,7 @@ fn parameters(model: &ModelInfo) -> String {
 fn capabilities(model: &ModelInfo) -> Vec<&'static str> {
     let has = [
         ("completion", true),
+        ("insert", FillInMarks::find(&model.tokenizer).is_ok()),
         ("tools", model.chat_format.tools.is_some()),
         ("thinking", model.chat_format.reasoning.is_some()),
     ];
