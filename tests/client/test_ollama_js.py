@@ -1,0 +1,71 @@
+"""Uses the server through the ollama package for JavaScript."""
+
+import json
+import pathlib
+import shutil
+import subprocess
+
+import pytest
+
+from conftest import serving
+
+NODE = pathlib.Path(__file__).parent / "node"
+
+
+@pytest.fixture(scope="module")
+def seen():
+    if not (shutil.which("node") and (NODE / "node_modules").exists()):
+        pytest.fail(f"Node.js and its packages are needed: npm ci, in {NODE}")
+    with serving("--tool-call-parser", "llama3_json") as server:
+        command = ["node", NODE / "ollama.mjs", server.url, "demo"]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert run.returncode == 0, run.stderr
+        return json.loads(run.stdout)
+
+
+def test_a_chat_is_streamed(seen):
+    whole, parts = seen["chat"]["whole"], seen["chat"]["parts"]
+    assert len(parts) > 2 and [part["done"] for part in parts] == [False] * (len(parts) - 1) + [True]
+    assert "".join(part["message"]["content"] for part in parts) == whole["message"]["content"] != ""
+    assert parts[-1]["eval_count"] == whole["eval_count"] > 0
+
+
+def test_generate_goes_on_from_its_context(seen):
+    first, parts = seen["generate"]["first"], seen["generate"]["parts"]
+    assert len(first["context"]) == first["prompt_eval_count"] + first["eval_count"]
+    assert parts[-1]["prompt_eval_count"] > first["prompt_eval_count"]
+    assert (parts[-1]["done_reason"], parts[-1]["eval_count"]) == ("length", 5)
+
+
+def test_a_tool_is_called(seen):
+    for calls in (seen["toolCall"]["calls"], seen["toolCall"]["streamed"]):
+        [call] = [call["function"] for call in calls]
+        assert call["name"] == "weather" and set(call["arguments"]) == {"city"}
+    assert seen["toolCall"]["after"]["done"]
+
+
+def test_a_schema_is_kept_to(seen):
+    assert set(seen["structured"]) == {"size"} and seen["structured"]["size"] in (1, 2, 3)
+
+
+def test_a_stream_is_aborted(seen):
+    assert seen["stopped"] == {"name": "AbortError", "seen": 1}
+
+
+def test_the_model(seen):
+    about = seen["about"]
+    assert about["list"] == about["running"] == ["demo:latest"]
+    assert "completion" in about["capabilities"] and about["version"]
+    assert len(about["embeddings"]) == 2 and len(set(about["embeddings"])) == 1
+
+
+def test_an_error_says_what_is_wrong(seen):
+    failures = seen["failures"]
+    assert {name: failure["status"] for name, failure in failures.items()} == {
+        "suffix": 400,
+        "temperature": 400,
+        "model": 404,
+        "pull": 501,
+    }
+    assert failures["suffix"]["message"].startswith("suffix: this model cannot fill in the middle")
+    assert failures["temperature"]["message"].startswith("options.temperature must be in")
