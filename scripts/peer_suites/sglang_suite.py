@@ -38,10 +38,36 @@ def get_tokenizer(*args, **kwargs):
 import sglang.srt.utils.hf_transformers_utils  # noqa: E402
 
 sglang.srt.utils.hf_transformers_utils.get_tokenizer = get_tokenizer
+import sglang.test.kl_test_utils  # noqa: E402
 from sglang.test.server_fixtures.spec_eagle_fixture import SpecEagleServerBase  # noqa: E402
+from sglang.test.server_fixtures.streaming_session_fixture import ABORT_REPRO_CONTEXT_LEN  # noqa: E402
+
+# What the classes of some kits set, as SGLang's own tests set it in theirs.
+ATTRIBUTES = {
+    # The answers have to be long enough to be paused.
+    "PauseResumeInPlaceMixin": {"pause_ignore_eos": True, "pause_max_new_tokens": 700},
+    "KLDivergenceMixin": {"kl_div_prefill_max_new_tokens": 64, "kl_div_decode_max_new_tokens": 64},
+    # SGLang caches tokens one by one by default, so that a session finds all of its own again.
+    "StreamingSessionKitMixin": {
+        "context": 131072,
+        "settings": {"cache.block_size": 1, "cache.num_device_blocks": 196608},
+    },
+    "AbortLeakReproKitMixin": {
+        "context": ABORT_REPRO_CONTEXT_LEN,
+        "settings": {"cache.block_size": 1, "cache.num_device_blocks": 65536},
+    },
+}
 
 # A prompt of some hundred tokens.
 LONG_TEXT = "The tide moves blocks between the device and the memory of the processor. " * 40
+
+
+def stories(tokenizer, number: int) -> list[list[int]]:
+    return [tokenizer.encode(f"Story {i}. " + LONG_TEXT) for i in range(number)]
+
+
+# Theirs come from a data set that would be downloaded.
+sglang.test.kl_test_utils.get_input_ids = lambda *_, **__: stories(get_tokenizer(), 8)
 
 
 class Server(unittest.TestCase):
@@ -50,6 +76,9 @@ class Server(unittest.TestCase):
     served_model_name = "demo"
     api_key = "sk-123456"
     reasoning_parser_name = "qwen3"
+    context = CONTEXT
+    # Settings beside those of all kits.
+    settings: dict = {}
     # How far the log-probabilities of two runs may be apart.
     kl_div_thres = 0.001
     cache_chunk_size = 64
@@ -64,14 +93,15 @@ class Server(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        model = demo_model(CONTEXT)
+        model = demo_model(cls.context)
         options = {
-            "model.max_model_len": CONTEXT,
+            "model.max_model_len": cls.context,
             "model.reasoning_parser": "qwen3" if "reasoning" in cls.__name__ else "none",
             "cache.num_device_blocks": 4096,
             "server.accept_any_model": True,
             "server.api_keys": [],
             "server.admin_key": "",
+            **cls.settings,
         }
         program = serve(command({key: value for key, value in options.items() if value}, ["demo"], model))
         cls.process = program.process
@@ -81,7 +111,7 @@ class Server(unittest.TestCase):
         cls.model = "demo"
         cls.client = openai.OpenAI(base_url=f"{cls.base_url}/v1", api_key=cls.api_key, max_retries=0, timeout=60)
         cls.tokenizer = get_tokenizer()
-        cls.input_ids = [cls.tokenizer.encode(f"Story {number}. " + LONG_TEXT) for number in range(16)]
+        cls.input_ids = stories(cls.tokenizer, 16)
         cls.think_end_token_id = cls.tokenizer.convert_tokens_to_ids("</think>")
 
 
@@ -105,7 +135,8 @@ def _add_tests():
             raise ImportError(f"the kit {file} cannot be imported") from error
         bases = (kit, Server) if not issubclass(kit, unittest.TestCase) else (kit,)
         # Helper methods of the kits that launch servers or evaluate are theirs.
-        case = types.new_class(f"{file}.{kit.__name__}", bases)
+        attributes = ATTRIBUTES.get(kit.__name__, {})
+        case = types.new_class(f"{file}.{kit.__name__}", bases, exec_body=lambda body: body.update(attributes))
         case.__module__ = __name__
         globals()[f"{file}.{kit.__name__}"] = case
 
