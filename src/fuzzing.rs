@@ -32,6 +32,7 @@ use crate::text::chat_template::{ChatPrompt, ChatTemplate, render_by_request};
 use crate::text::grammar::{
     GrammarCompiler, GrammarRequest, GrammarSpec, Whitespace, check_regex, gbnf, json_in_lark, sandbox::GrammarLimits,
 };
+use crate::text::stop_regex::{RegexMatcher, StopRegexes};
 use crate::text::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
@@ -53,6 +54,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("recording", recording),
     ("chat_output", chat_output),
     ("event_stream", event_stream),
+    ("stop_regex", stop_regex),
     ("grammar_text", grammar_text),
     ("grammar_compile", grammar_compile),
 ];
@@ -266,6 +268,24 @@ fn recording(data: &[u8]) {
         }
     }
     let _ = replayer.pools();
+}
+
+/// A regular expression, and a text behind a zero byte. What is found must not depend on the cuts, but for `$` and `\b`,
+/// which hold at the end of each piece; so the whole text is compared with itself, character by character.
+fn stop_regex(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let Some((pattern, text)) = text.split_once('\0') else { return };
+    if pattern.is_empty() || pattern.len() > 256 || text.len() > 256 {
+        return;
+    }
+    let Ok(regexes) = StopRegexes::new(vec![pattern.to_owned()]) else { return };
+    let (mut whole, mut cut) = (RegexMatcher::new(regexes.clone()), RegexMatcher::new(regexes));
+    let found = whole.push(text).is_some();
+    let mut found_in_pieces = cut.push("").is_some();
+    for (at, c) in text.char_indices() {
+        found_in_pieces |= cut.push(&text[at..at + c.len_utf8()]).is_some();
+    }
+    assert!(!found || found_in_pieces, "{pattern:?} matches {text:?} at once and not in pieces");
 }
 
 /// An output of a chat model in pieces: the first byte chooses the format, the second the cuts. The result must not
