@@ -63,6 +63,17 @@ def test_generate_goes_on_from_its_context(llama, model):
     assert "".join(part.response for part in parts) and parts[-1].context is None
 
 
+def test_an_answer_is_as_long_as_fits(llama, model):
+    answer = llama.chat(model=model, messages=QUESTION, options={**GREEDY, "num_predict": 1_000_000})
+    assert answer.done_reason in ("stop", "length") and answer.eval_count > 2
+
+
+def test_a_suffix_needs_a_model_that_knows_it(llama, model):
+    with pytest.raises(ollama.ResponseError) as caught:
+        llama.generate(model=model, prompt="def f(", suffix="return x")
+    assert caught.value.status_code == 400 and caught.value.error.startswith("suffix: this model cannot")
+
+
 def test_a_format_is_kept_to(llama, model):
     asked = dict(model=model, messages=QUESTION, options={"num_predict": 100})
     City.model_validate_json(llama.chat(format=City.model_json_schema(), **asked).message.content)

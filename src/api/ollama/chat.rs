@@ -111,6 +111,7 @@ pub(super) fn request(
     };
     let mut request = chat.into_request(model).map_err(as_nested::<OptionNames>)?;
     request.answer.prompt_only = options.max_tokens == MaxTokens::Zero;
+    request.each.shortens_output = true;
     Ok(request)
 }
 

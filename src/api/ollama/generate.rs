@@ -126,7 +126,7 @@ fn raw(
         params.logprobs = answer.logprobs;
         params.max_tokens = options.max_tokens.sampled().unwrap_or(0);
         let grammar = fields.format()?;
-        let each = PromptRequest { names, grammar, ..PromptRequest::without_prompt(params) };
+        let each = PromptRequest { names, grammar, shortens_output: true, ..PromptRequest::without_prompt(params) };
         sampling.into_request(vec![prompt], each, answer, memory, model)
     };
     within().map_err(as_nested::<OptionNames>)

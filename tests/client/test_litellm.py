@@ -1,0 +1,80 @@
+"""Uses Ollama's API through LiteLLM, as aider and many others do."""
+
+import json
+import os
+
+import pytest
+
+from conftest import serving
+
+# It would fetch a list of prices otherwise.
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+
+import litellm  # noqa: E402
+
+QUESTION = [{"role": "user", "content": "What is Pagetide?"}]
+
+
+def closed(**properties):
+    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+
+
+CITY = closed(city={"type": "string", "maxLength": 8})
+WEATHER = {"type": "function", "function": {"name": "weather", "description": "The weather", "parameters": CITY}}
+
+
+@pytest.fixture(scope="module")
+def url():
+    with serving("--tool-call-parser", "llama3_json") as server:
+        yield server.url
+
+
+def ask(url, provider="ollama_chat", **more):
+    return litellm.completion(
+        **{"model": f"{provider}/demo", "api_base": url, "messages": QUESTION, "temperature": 0, **more}
+    )
+
+
+@pytest.mark.parametrize("provider", ["ollama_chat", "ollama"])
+def test_a_chat_is_streamed(url, provider):
+    whole = ask(url, provider, max_tokens=20)
+    assert whole.choices[0].message.content and whole.usage.completion_tokens == 20
+    chunks = list(ask(url, provider, max_tokens=20, stream=True))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
+    assert len(chunks) > 2
+
+
+def form(schema):
+    return {"type": "json_schema", "json_schema": {"name": "form", "schema": schema}}
+
+
+@pytest.mark.parametrize("provider", ["ollama_chat", "ollama"])
+def test_a_schema_is_kept_to(url, provider):
+    answer = ask(url, provider, max_tokens=50, response_format=form(closed(size={"enum": [1, 2, 3]})))
+    assert json.loads(answer.choices[0].message.content)["size"] in (1, 2, 3)
+
+
+def test_a_tool_is_called(url):
+    # The form of a call in this format is JSON, which a schema demands of the demo model.
+    call = form(closed(name={"const": "weather"}, parameters=CITY))
+    asked = dict(tools=[WEATHER], response_format=call, max_tokens=100)
+    answer = ask(url, **asked).choices[0]
+    [made] = answer.message.tool_calls
+    assert (made.function.name, set(json.loads(made.function.arguments))) == ("weather", {"city"})
+    assert answer.finish_reason == "tool_calls"
+    streamed = [chunk.choices[0].delta.tool_calls for chunk in ask(url, stream=True, **asked)]
+    [[streamed]] = [calls for calls in streamed if calls]
+    assert streamed.function.arguments == made.function.arguments
+    result = {"role": "tool", "tool_call_id": made.id, "content": "sunny"}
+    after = ask(url, messages=[*QUESTION, answer.message.model_dump(), result], tools=[WEATHER], max_tokens=5)
+    assert after.choices[0].message.content is not None
+
+
+def test_an_embedding(url):
+    embedded = litellm.embedding(model="ollama/demo", api_base=url, input=["a tide", "a page"])
+    assert len(embedded.data) == 2 and len(embedded.data[0]["embedding"]) > 1
+
+
+def test_an_error_says_what_is_wrong(url):
+    with pytest.raises(litellm.exceptions.APIConnectionError, match="options.temperature must be in"):
+        ask(url, temperature=-1)
