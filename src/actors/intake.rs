@@ -378,8 +378,10 @@ impl IntakeShared {
             return memory(&what, length + wanted - 1);
         }
         if params.min_tokens > params.max_tokens {
-            let message =
-                format!("must be at most {} ({}), got {}", names.max_tokens, params.max_tokens, params.min_tokens);
+            let message = format!(
+                "min_tokens must be at most {} ({}), got {}",
+                names.max_tokens, params.max_tokens, params.min_tokens
+            );
             return Err(ApiError::invalid("min_tokens", message));
         }
         if !ignore_eos {

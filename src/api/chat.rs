@@ -76,12 +76,14 @@ impl Chat {
         answer.named_tool = tools.is_named();
         answer.echo = self.echo;
         answer.logprobs = self.logprobs;
+        params.logprobs = answer.logprobs;
+        sampling.log_tokens(&mut params, &mut answer, model.vocab_size)?;
         if reading.reasoning_place == ReasoningPlace::Nowhere && reading.format.reasoning.is_some() {
             // Tokens tell what the text does not.
             (answer.logprobs, answer.return_token_ids) = (None, false);
+            (params.logprobs, params.logprob_token_ids) = (None, Vec::new());
         }
         answer.chat = Some(reading);
-        params.logprobs = answer.logprobs;
         let each = PromptRequest { names, thinking, grammar, ..PromptRequest::without_prompt(params) };
         let prompt = self.prompt_tokens.map_or(Prompt::Chat(prompt), Prompt::Tokens);
         let prompts = std::iter::once(prompt).chain(others).collect();

@@ -23,6 +23,7 @@ pub const LIVE: &[&str] = &[
     "server.body_timeout_s",
     "server.request_timeout_s",
     "server.max_unread_mib",
+    "server.max_logprobs",
     "server.max_answer_logprobs",
     "server.max_sessions",
     "server.max_session_tokens",

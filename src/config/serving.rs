@@ -53,6 +53,8 @@ pub struct ServerConfig {
     pub write_timeout_s: u64,
     /// 0: any.
     pub max_unread_mib: usize,
+    /// Most likely tokens reported at most, of one position. 0: all of the vocabulary.
+    pub max_logprobs: usize,
     /// 0: any.
     pub max_answer_logprobs: usize,
     pub max_sessions: usize,
@@ -104,6 +106,7 @@ impl Default for ServerConfig {
             request_timeout_s: 0,
             write_timeout_s: 60,
             max_unread_mib: 64,
+            max_logprobs: 20,
             max_answer_logprobs: 400_000,
             max_sessions: 1000,
             max_session_tokens: 1 << 24,

@@ -263,6 +263,11 @@ settings! {
         "Maximum amount of a streamed answer that waits for a client that reads slowly. Beyond it the connection is \
          closed and the request is cancelled. 0 means no limit.",
         "Clients read slowly on purpose, and there is enough memory to hold their answers.";
+    server.max_logprobs: RARE, int(0, 1_000_000), "tokens", None,
+        "Maximum number of most likely tokens that a request may have reported with each token (logprobs, \
+         top_logprobs, prompt_logprobs). 0 means no limit. A request asks with -1 for all tokens of the vocabulary, where \
+         that many are allowed.",
+        "Clients need more of the distribution than the 20 tokens of OpenAI's API. Answers grow with it.";
     server.max_answer_logprobs: RARE, int(0, 1_000_000_000), "log-probabilities", None,
         "Maximum number of log-probabilities in an answer that is not streamed, top_logprobs included. For \
          /v1/responses the maximum is an eighth of it, because its streams repeat them at the end. A request that \

@@ -83,6 +83,7 @@ fn params(random: &mut Random, vocab: usize) -> SamplingParams {
         eos_token_ids: vec![random.below(vocab) as u32],
         stop_token_ids: tokens(random, vocab, 3),
         logprobs: random.one_in(3).then(|| random.below(vocab.min(30) + 2) as u32),
+        logprob_token_ids: if random.one_in(6) { tokens(random, vocab, 5) } else { Vec::new() },
         ..SamplingParams::default()
     }
 }
@@ -104,7 +105,9 @@ fn extra(random: &mut Random) -> ExtraSamplers {
 
 fn want(random: &mut Random, vocab: usize, sampled_before: Option<&[u32]>) -> Want {
     if random.one_in(5) {
-        return Want::Prompt { target: random.below(vocab + 1) as u32, num_top: random.below(12) as u32 };
+        // Also the whole vocabulary.
+        let num_top = if vocab <= 300 && random.one_in(6) { vocab } else { random.below(12) };
+        return Want::Prompt { target: random.below(vocab + 1) as u32, num_top: num_top as u32 };
     }
     let params = params(random, vocab);
     // The host draws only where it knows the last token.

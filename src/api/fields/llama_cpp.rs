@@ -5,6 +5,7 @@ use crate::checks::in_range;
 use crate::fields::sampling::{MAX_N, num_logprobs};
 use crate::id::random_hex;
 use crate::line_limits::LineLimits;
+use crate::model_info::ModelInfo;
 use crate::request::ApiRequest;
 use pagetide_base::error::ApiError;
 use serde_json::Value;
@@ -128,8 +129,8 @@ impl LlamaCppFields {
     }
 
     /// Most likely tokens to report; `None` where none is asked for.
-    pub fn num_probs(&self) -> Result<Option<u32>, ApiError> {
-        Ok(num_logprobs("n_probs", self.n_probs)?.filter(|num| *num > 0))
+    pub fn num_probs(&self, model: &ModelInfo) -> Result<Option<u32>, ApiError> {
+        Ok(num_logprobs("n_probs", self.n_probs, model)?.filter(|num| *num > 0))
     }
 
     /// What the fields say beside lengths and probabilities.

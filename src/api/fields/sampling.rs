@@ -18,14 +18,14 @@ use std::sync::Arc;
 
 /// Samples of one request at most.
 pub const MAX_N: i64 = 128;
-/// Most likely tokens reported at most, of one position.
-pub const MAX_LOGPROBS: i64 = 20;
 pub const MAX_STOP_STRINGS: usize = 16;
 /// As in SGLang.
 const MAX_STOP_REGEXES: usize = 32;
 const MAX_STOP_REGEX_BYTES: usize = 256;
 /// Every sampled token is looked up in this list.
 pub const MAX_STOP_TOKEN_IDS: usize = 256;
+/// Each is looked up in a row of logits, for every token.
+const MAX_LOGPROB_TOKEN_IDS: usize = 128;
 /// Characters of a `cache_salt`.
 const MAX_CACHE_SALT: usize = 1024;
 /// Every token is compared with the ends of these.
@@ -165,9 +165,14 @@ body_fields! {
         /// unlikely, never when there can be none.
         #[schema(value_type = Option<EarlyStoppingForms>, default = false)]
         pub early_stopping: Option<Value>,
-        /// Log-probabilities of the prompt's tokens, each with this many most likely ones. 0 with stream at most.
+        /// Log-probabilities of the prompt's tokens, each with this many most likely ones. 0 with stream at most. More
+        /// than 20, and -1 for all tokens, where server.max_logprobs lets it.
         #[schema(minimum = 0, maximum = 20)]
         pub prompt_logprobs: Option<i64>,
+        /// With logprobs: these tokens with their log-probabilities instead of the most likely ones, and the chosen
+        /// token. 128 at most.
+        #[schema(max_items = 128)]
+        pub logprob_token_ids: Option<Vec<i64>>,
         /// Leaves special tokens out of the text.
         #[schema(default = true)]
         pub skip_special_tokens: Option<bool>,
@@ -250,7 +255,7 @@ impl SamplingFields {
             stop_token_ids: self.stop_token_ids(model.vocab_size)?,
             logprobs: None,
             logprob_token_ids: Vec::new(),
-            prompt_logprobs: num_logprobs("prompt_logprobs", self.prompt_logprobs)?,
+            prompt_logprobs: num_logprobs("prompt_logprobs", self.prompt_logprobs, model)?,
         };
         self.set_samplers(&mut params, model)?;
         for (name, value) in [("top_p", params.top_p), ("repetition_penalty", params.repetition_penalty)] {
@@ -259,6 +264,36 @@ impl SamplingFields {
             }
         }
         Ok(params)
+    }
+
+    /// Has the tokens reported that the client names. `params` and `answer` know already how many log-probabilities it
+    /// wants.
+    pub fn log_tokens(
+        &self,
+        params: &mut SamplingParams,
+        answer: &mut AnswerOptions,
+        vocab_size: u32,
+    ) -> Result<(), ApiError> {
+        const PARAM: &str = "logprob_token_ids";
+        let ids = self.logprob_token_ids.as_deref().unwrap_or_default();
+        if ids.is_empty() {
+            return Ok(());
+        }
+        let invalid = |message: &str| Err(ApiError::invalid(PARAM, message));
+        let Some(num_top) = answer.logprobs else {
+            return invalid("logprob_token_ids is only allowed with logprobs");
+        };
+        if self.use_beam_search {
+            return invalid("logprob_token_ids and use_beam_search cannot be combined");
+        }
+        if answer.prompt_only {
+            return invalid("logprob_token_ids is not allowed with max_tokens: 0, which generates no token");
+        }
+        params.logprob_token_ids = logged_tokens(PARAM, ids, vocab_size)?;
+        // With the chosen token. An echoed prompt keeps the most likely ones.
+        let num = num_top.max(params.logprob_token_ids.len() as u32 + 1);
+        (params.logprobs, answer.logprobs) = (Some(num), Some(num));
+        Ok(())
     }
 
     pub fn n(&self) -> Result<u32, ApiError> {
@@ -286,7 +321,7 @@ impl SamplingFields {
 
     /// The prompt's log-probabilities are one big field, as in vLLM only of a whole answer.
     pub fn check_streamed_prompt_logprobs(&self) -> Result<(), ApiError> {
-        if self.stream && self.prompt_logprobs.is_some_and(|num_top| num_top > 0) {
+        if self.stream && self.prompt_logprobs.is_some_and(|num_top| num_top != 0) {
             return Err(ApiError::invalid("prompt_logprobs", "prompt_logprobs is not available with stream: true"));
         }
         Ok(())
@@ -479,8 +514,36 @@ fn one_or_several(param: &str, given: Option<&Value>, most: usize) -> Result<Vec
 }
 
 /// A number of most likely tokens to report.
-pub fn num_logprobs(param: &str, given: Option<i64>) -> Result<Option<u32>, ApiError> {
-    given.map(|k| in_range(param, k, 0..=MAX_LOGPROBS).map(|k| k as u32)).transpose()
+pub fn num_logprobs(param: &str, given: Option<i64>, model: &ModelInfo) -> Result<Option<u32>, ApiError> {
+    let vocabulary = i64::from(model.vocab_size);
+    let Some(given) = given else { return Ok(None) };
+    let most = match model.server.get().max_logprobs {
+        0 => vocabulary,
+        most => most as i64,
+    };
+    // -1 is all of them.
+    let num = if given == -1 { vocabulary } else { given };
+    if (0..=most).contains(&num) {
+        return Ok(Some(num.min(vocabulary) as u32));
+    }
+    let message = format!("{param} must be in [0, {most}] (server.max_logprobs), got {given}");
+    Err(ApiError::invalid(param, message))
+}
+
+/// The tokens, each once, whose log-probabilities are reported.
+pub fn logged_tokens(param: &str, ids: &[i64], vocab_size: u32) -> Result<Vec<u32>, ApiError> {
+    if ids.len() > MAX_LOGPROB_TOKEN_IDS {
+        let message = format!("{param} must have at most {MAX_LOGPROB_TOKEN_IDS} ids, got {}", ids.len());
+        return Err(ApiError::invalid(param, message));
+    }
+    let mut tokens = Vec::with_capacity(ids.len());
+    for (i, id) in ids.iter().enumerate() {
+        let token = token_id(format_args!("{param}[{i}]"), *id, vocab_size)?;
+        if !tokens.contains(&token) {
+            tokens.push(token);
+        }
+    }
+    Ok(tokens)
 }
 
 /// A number of tokens to generate, at least `least`. The intake checks whether that many fit.

@@ -67,7 +67,6 @@ impl RefusedTable for UnsupportedFields {
         refuse("kv_transfer_params", NO_DISAGGREGATION),
         refuse("label_token_ids", LEAVE_OUT),
         refuse("logits_processors", LEAVE_OUT),
-        refuse("logprob_token_ids", "use logprobs"),
         refuse("lora", LEAVE_OUT),
         refuse("lora_path", LEAVE_OUT),
         refuse("max_completion_tokens", "use max_tokens"),

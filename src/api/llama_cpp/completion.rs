@@ -201,8 +201,8 @@ impl GenerationBody {
         let mut answer = sampling.answer(&params, &names, model)?;
         answer.pause_comments = sampling.pause_comments(model);
         answer.timings = true;
-        let num_probs = num_logprobs("logprobs", own.logprobs)?.filter(|num| *num > 0);
-        answer.logprobs = llama_cpp.num_probs()?.or(num_probs);
+        let num_probs = num_logprobs("logprobs", own.logprobs, model)?.filter(|num| *num > 0);
+        answer.logprobs = llama_cpp.num_probs(model)?.or(num_probs);
         answer.prompt_only = asked == Some(0);
         params.logprobs = answer.logprobs;
         params.max_tokens = asked.map_or(0, |asked| asked.max(1));

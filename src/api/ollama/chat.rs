@@ -100,7 +100,7 @@ pub(super) fn request(
         template: fields.template(continues, model)?,
         tools,
         max_tokens: options.max_tokens.sampled(),
-        logprobs: fields.logprobs()?,
+        logprobs: fields.logprobs(model)?,
         grammar: fields.format()?,
         thinking_budget: None,
         echo: false,

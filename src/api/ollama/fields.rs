@@ -107,8 +107,8 @@ impl OllamaFields {
     }
 
     /// Most likely tokens reported with each token.
-    pub(super) fn logprobs(&self) -> Result<Option<u32>, ApiError> {
-        let top = num_logprobs("top_logprobs", self.top_logprobs)?;
+    pub(super) fn logprobs(&self, model: &ModelInfo) -> Result<Option<u32>, ApiError> {
+        let top = num_logprobs("top_logprobs", self.top_logprobs, model)?;
         Ok(self.logprobs.then(|| top.unwrap_or(0)))
     }
 

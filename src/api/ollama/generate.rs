@@ -121,7 +121,7 @@ fn raw(
         let mut params = sampling.params(model)?;
         let mut answer = sampling.answer(&params, &names, model)?;
         answer.kv_block_bytes = memory.usage_block_bytes(model);
-        answer.logprobs = fields.logprobs()?;
+        answer.logprobs = fields.logprobs(model)?;
         answer.prompt_only = options.max_tokens == MaxTokens::Zero;
         params.logprobs = answer.logprobs;
         params.max_tokens = options.max_tokens.sampled().unwrap_or(0);

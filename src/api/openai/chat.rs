@@ -37,7 +37,8 @@ body_fields! {
         /// Log-probabilities of the answer's tokens.
         #[schema(default = false)]
         logprobs: bool,
-        /// With logprobs: each with this many most likely tokens.
+        /// With logprobs: each with this many most likely tokens. More than 20, and -1 for all tokens, where
+        /// server.max_logprobs lets it.
         #[schema(minimum = 0, maximum = 20, default = 0)]
         top_logprobs: Option<i64>,
         /// The answer begins with the text of the last message, where it continues that message.
@@ -239,8 +240,8 @@ fn request(
         (None, None) => ("n_predict", llama_cpp.max_tokens()?.flatten().map(i64::from)),
     };
     let max_tokens = given.map(|given| max_tokens(name, given, 1)).transpose()?;
-    let num_probs = llama_cpp.num_probs()?;
-    let top_logprobs = num_logprobs("top_logprobs", own.top_logprobs)?;
+    let num_probs = llama_cpp.num_probs(model)?;
+    let top_logprobs = num_logprobs("top_logprobs", own.top_logprobs, model)?;
     if top_logprobs.is_some_and(|k| k > 0) && !own.logprobs {
         return Err(ApiError::invalid("top_logprobs", "top_logprobs is only allowed with logprobs: true"));
     }

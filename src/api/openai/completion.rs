@@ -136,13 +136,14 @@ pub fn parse(
     answer.kv_block_bytes = memory.usage_block_bytes(model);
     answer.pause_comments = sampling.pause_comments(model);
     answer.echo = own.echo;
-    answer.logprobs = num_logprobs("logprobs", own.logprobs)?.or(llama_cpp.num_probs()?);
+    answer.logprobs = num_logprobs("logprobs", own.logprobs, model)?.or(llama_cpp.num_probs(model)?);
     set_max_tokens(asked, &mut params, &mut answer, &names)?;
     params.logprobs = answer.logprobs;
     if answer.echo {
         // The echoed tokens have log-probabilities as the generated ones do.
         params.prompt_logprobs = answer.prompt_logprobs.max(answer.logprobs);
     }
+    sampling.log_tokens(&mut params, &mut answer, model.vocab_size)?;
     let grammar = structured.check(&sampling)?;
     let each = PromptRequest { names, grammar, ..PromptRequest::without_prompt(params) };
     let mut request = request_id.name(sampling.into_request(prompts, each, answer, &memory, model)?)?;

@@ -83,8 +83,18 @@ impl TokenNames<'_> {
 impl Logprobs {
     /// `num_top` most likely tokens of each position.
     pub fn chat(names: TokenNames<'_>, positions: &[Position], num_top: u32) -> Self {
+        Self::chat_of(names, positions, |at| at.top.iter().take(num_top as usize))
+    }
+
+    /// The candidates of each position that `candidates` says.
+    pub fn chat_of<'a, I: Iterator<Item = &'a TokenLogprob>>(
+        names: TokenNames<'_>,
+        positions: &'a [Position],
+        candidates: impl Fn(&'a PositionLogprobs) -> I,
+    ) -> Self {
         let known = positions.iter().filter_map(|at| at.logprobs.as_ref());
-        Logprobs::Chat(ChatLogprobs { content: known.map(|at| chat_position(names, at, num_top)).collect() })
+        let position = |at| ChatPosition::new(names, at, candidates(at));
+        Logprobs::Chat(ChatLogprobs { content: known.map(position).collect() })
     }
 
     /// `num_top` most likely tokens of each position, and one more where the token itself is not among them.
@@ -106,12 +116,22 @@ impl Logprobs {
 
 /// A token and the `num_top` most likely ones in its place, as chat and Responses write them.
 pub fn chat_position(names: TokenNames<'_>, at: &PositionLogprobs, num_top: u32) -> ChatPosition {
-    let token = |of: &TokenLogprob| ChatToken {
-        token: names.text(of.token),
-        logprob: json_logprob(of),
-        bytes: names.tokenizer.token_bytes(of.token),
-    };
-    ChatPosition { chosen: token(&at.chosen), top_logprobs: at.top.iter().take(num_top as usize).map(token).collect() }
+    ChatPosition::new(names, at, at.top.iter().take(num_top as usize))
+}
+
+impl ChatPosition {
+    fn new<'a>(
+        names: TokenNames<'_>,
+        at: &PositionLogprobs,
+        candidates: impl Iterator<Item = &'a TokenLogprob>,
+    ) -> Self {
+        let token = |of: &TokenLogprob| ChatToken {
+            token: names.text(of.token),
+            logprob: json_logprob(of),
+            bytes: names.tokenizer.token_bytes(of.token),
+        };
+        Self { chosen: token(&at.chosen), top_logprobs: candidates.map(token).collect() }
+    }
 }
 
 /// vLLM's `prompt_logprobs`: for each token of the prompt the token itself and the most likely ones by id; null for

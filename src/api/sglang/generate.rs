@@ -346,7 +346,7 @@ impl GenerateFields {
             (None, salt) => salt.clone(),
             (Some(key), salt) => Some(format!("{key}\n{}", salt.as_deref().unwrap_or_default())),
         };
-        let top = num_logprobs("top_logprobs_num", Some(asked.top))?;
+        let top = num_logprobs("top_logprobs_num", Some(asked.top), model)?;
         if asked.start < -1 {
             let message = format!("logprob_start_len must be at least -1, got {}", asked.start);
             return Err(ApiError::invalid("logprob_start_len", message));

@@ -4,7 +4,7 @@ use crate::body::fields::IdsField;
 use crate::body::ids::Ids;
 use crate::body::refused::{Off, Refused, RefusedField, RefusedTable, refuse};
 use crate::body::{ParsedBody, body, body_fields, read_value};
-use crate::checks::one_of;
+use crate::checks::{one_of, within};
 use crate::fields::memory::MemoryFields;
 use crate::fields::model::ModelField;
 use crate::fields::request_id::RequestIdFields;
@@ -36,6 +36,9 @@ body_fields! {
         /// Lower goes first under the priority policy.
         #[schema(default = 0)]
         priority: Option<i64>,
+        /// Of a model that reasons: whether structured_outputs holds from the first token on. Otherwise it holds from
+        /// the end of the reasoning on, if the prompt has not ended it.
+        reasoning_ended: Option<bool>,
         /// Requests share cached prefixes only with those of the same salt.
         cache_salt: Option<String>,
         /// Answer as server-sent events, the last of which is `[DONE]`.
@@ -62,7 +65,6 @@ impl RefusedTable for RenderedFields {
     const FIELDS: &'static [RefusedField] = &[
         refuse("content_parts", "this server reads text only"),
         refuse("features", "this server reads text only"),
-        refuse("reasoning_ended", "").unless(Off::Any),
         refuse("reasoning_parser_kwargs", "").unless(Off::Any),
         refuse("token_offsets", "").unless(Off::Any),
     ];
@@ -176,7 +178,12 @@ pub fn parse(
         return_token_ids: own.return_token_ids,
         ..sampling
     };
-    let (each, answer, sampling) = params(parsed, names, with_text, model).map_err(in_sampling_params)?;
+    let (mut each, answer, sampling) = params(parsed, names, with_text, model).map_err(in_sampling_params)?;
+    if let (Some(grammar), Some(format), None | Some(false)) =
+        (&mut each.grammar, model.chat_format.reasoning, own.reasoning_ended)
+    {
+        grammar.starts_after = Some(format.end().to_owned());
+    }
     let request = outer(sampling).into_request(vec![Prompt::Tokens(prompt)], each, answer, &memory, model)?;
     let mut request = request_id.name(request)?;
     request.answer.return_token_ids = own.return_token_ids;
@@ -199,8 +206,13 @@ fn params(
     }
     let mut params = sampling.params(model)?;
     let mut answer = sampling.answer(&params, &names, model)?;
-    answer.logprobs = num_logprobs("logprobs", lengths.logprobs)?;
+    if lengths.detokenize == Some(false) && !answer.text.stop.is_empty() {
+        let message = "stop strings are found in the text: stop is not allowed with detokenize: false";
+        return Err(ApiError::invalid("stop", message));
+    }
+    answer.logprobs = num_logprobs("logprobs", lengths.logprobs, model)?;
     params.logprobs = answer.logprobs;
+    sampling.log_tokens(&mut params, &mut answer, model.vocab_size)?;
     if let Some(given) = lengths.max_tokens {
         params.max_tokens = max_tokens("max_tokens", given, 1)?;
     }
@@ -211,9 +223,8 @@ fn params(
 
 /// The error about a field of `sampling_params`.
 fn in_sampling_params(error: ApiError) -> ApiError {
-    let inner = |param: String| match param.starts_with("sampling_params.") {
-        true => param,
-        false => format!("sampling_params.{param}"),
-    };
-    ApiError { param: error.param.map(inner), ..error }
+    match &error.param {
+        Some(param) if !param.starts_with("sampling_params.") => within("sampling_params", error),
+        _ => error,
+    }
 }

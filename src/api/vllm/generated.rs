@@ -7,7 +7,7 @@ use crate::fold::{AnswerFold, AnsweredPrompt};
 use crate::id::unix_time_s;
 use crate::model_info::ModelInfo;
 use crate::openai::error::ErrorAnswer;
-use crate::openai::logprobs::{Logprobs, PromptLogprobs, TokenNames};
+use crate::openai::logprobs::{Logprobs, PromptLogprobs, TokenNames, json_logprob};
 use crate::request::{AnswerOptions, StreamOptions};
 use crate::usage::Usage;
 use pagetide_base::error::ApiError;
@@ -54,33 +54,33 @@ struct GeneratedChoice<'a> {
     token_ids: &'a [TokenId],
     #[serde(skip_serializing_if = "Option::is_none")]
     text: Option<&'a str>,
-    logprobs: Option<ChoiceLogprobs<'a>>,
+    logprobs: Option<ChoiceLogprobs>,
     finish_reason: Option<&'static str>,
     stop_reason: Option<&'a StopReason>,
 }
 
 #[derive(Serialize)]
 #[serde(untagged)]
-enum ChoiceLogprobs<'a> {
+enum ChoiceLogprobs {
     /// With the tokens' texts.
     Text(Logprobs),
     Tokens {
-        content: Vec<TokenPosition<'a>>,
+        content: Vec<TokenPosition>,
     },
 }
 
 #[derive(Serialize)]
-struct TokenPosition<'a> {
+struct TokenPosition {
     #[serde(flatten)]
-    chosen: LoggedToken<'a>,
-    top_logprobs: Vec<LoggedToken<'a>>,
+    chosen: LoggedToken,
+    top_logprobs: Vec<LoggedToken>,
 }
 
 #[derive(Serialize)]
-struct LoggedToken<'a> {
+struct LoggedToken {
     token_id: TokenId,
-    logprob: f32,
-    rank: &'a u32,
+    logprob: f64,
+    rank: u32,
 }
 
 /// All that was generated.
@@ -116,7 +116,7 @@ impl GeneratedAnswer {
         let logprobs = num_top.map(|num_top| match self.with_text {
             true => {
                 let names = TokenNames { tokenizer: &self.tokenizer, as_ids: false };
-                ChoiceLogprobs::Text(Logprobs::chat(names, &delta.positions, num_top))
+                ChoiceLogprobs::Text(Logprobs::chat_of(names, &delta.positions, |at| candidates(at, num_top)))
             }
             false => {
                 let known = delta.positions.iter().filter_map(|at| at.logprobs.as_ref());
@@ -144,11 +144,15 @@ impl GeneratedAnswer {
     }
 }
 
-fn position(at: &PositionLogprobs, num_top: u32) -> TokenPosition<'_> {
-    fn token(of: &TokenLogprob) -> LoggedToken<'_> {
-        LoggedToken { token_id: of.token, logprob: of.logprob, rank: &of.rank }
-    }
-    TokenPosition { chosen: token(&at.chosen), top_logprobs: at.top.iter().take(num_top as usize).map(token).collect() }
+fn position(at: &PositionLogprobs, num_top: u32) -> TokenPosition {
+    let token = |of: &TokenLogprob| LoggedToken { token_id: of.token, logprob: json_logprob(of), rank: of.rank };
+    TokenPosition { chosen: token(&at.chosen), top_logprobs: candidates(at, num_top).map(token).collect() }
+}
+
+/// As vLLM lists them: the token itself, then the most likely others; as many as were asked for, and at least one.
+fn candidates(at: &PositionLogprobs, num_top: u32) -> impl Iterator<Item = &TokenLogprob> {
+    let others = at.top.iter().filter(|of| of.token != at.chosen.token);
+    std::iter::once(&at.chosen).chain(others).take(num_top.max(1) as usize)
 }
 
 impl Serialize for WholeGenerated {

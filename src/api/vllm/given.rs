@@ -4,10 +4,10 @@ use crate::body::fields::{IdsField, typed_fields};
 use crate::body::ids::Ids;
 use crate::body::nested::{Nested, NestedList};
 use crate::body::{ParsedBody, body_fields};
-use crate::checks::{in_range, one_of, token_id};
+use crate::checks::{in_range, one_of, token_id, wrong_type};
 use crate::delta::{Delta, Finish, StopReason};
 use crate::event::Event;
-use crate::fields::sampling::{MAX_LOGPROBS, MAX_N};
+use crate::fields::sampling::MAX_N;
 use crate::fold::PromptFold;
 use crate::id::random_hex;
 use crate::model_info::ModelInfo;
@@ -246,7 +246,7 @@ impl GivenChoice {
         let index = required(&param("index"), choice.index)?;
         let tokens = prompt_ids(&param("token_ids"), choice.token_ids, model)?.unwrap_or_default();
         let reason = finish_reason(&param("finish_reason"), choice.finish_reason.as_deref())?;
-        let stop_reason = stop_reason(&param("stop_reason"), choice.stop_reason, model)?;
+        let stop_reason = stop_reason(&param("stop_reason"), choice.stop_reason)?;
         let logprobs = param("logprobs");
         let content = choice.logprobs.checked(&logprobs, |ParsedBody { body, problems }| {
             problems.check()?;
@@ -270,15 +270,15 @@ fn finish_reason(param: &str, given: Option<&str>) -> Result<Option<&'static str
     Ok(given.and_then(|given| FINISH_REASONS.into_iter().find(|reason| *reason == given)))
 }
 
-fn stop_reason(param: &str, given: Option<Value>, model: &ModelInfo) -> Result<Option<StopReason>, ApiError> {
+fn stop_reason(param: &str, given: Option<Value>) -> Result<Option<StopReason>, ApiError> {
     match given {
         None => Ok(None),
         Some(Value::String(text)) => Ok(Some(StopReason::Text(text))),
-        Some(value) => {
-            let id = value.as_i64();
-            let id = id.ok_or_else(|| ApiError::invalid(param, format!("{param} must be a string or a token id")))?;
-            token_id(param, id, model.vocab_size).map(|id| Some(StopReason::Token(id)))
-        }
+        // Another model's tokenizer may have more tokens.
+        Some(value) => match value.as_u64().and_then(|id| TokenId::try_from(id).ok()) {
+            Some(id) => Ok(Some(StopReason::Token(id))),
+            None => Err(wrong_type(param, "a string or a token id", Some(&value))),
+        },
     }
 }
 
@@ -294,13 +294,16 @@ fn positions(
         return Err(ApiError::invalid(param, message));
     }
     let mut tokens = tokens.iter();
+    let max_logprobs = model.server.get().max_logprobs;
     content.checked(param, |path, position| {
         let num_top = position.top_logprobs.num().unwrap_or(0);
         // The token itself may stand beside the most likely ones.
-        let most = 1 + MAX_LOGPROBS as usize;
+        let most = if max_logprobs == 0 { usize::MAX } else { 1 + max_logprobs };
         if num_top > most {
-            let message =
-                format!("{path}: the top_logprobs count is {num_top}, and may be {most} at most (max_logprobs)");
+            let message = format!(
+                "{path}: the top_logprobs count is {num_top}, and may be {most} at most (server.max_logprobs, and the \
+                 token itself)"
+            );
             return Err(ApiError::invalid(format!("{path}.top_logprobs"), message));
         }
         let chosen = logprob(path, position.token_id, position.logprob, position.rank, model)?;

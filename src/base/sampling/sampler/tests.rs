@@ -382,3 +382,28 @@ fn penalties_look_at_the_last_tokens() {
     assert_eq!(penalized(Some(2)), [1.0, 0.25, 0.25, 1.0]);
     assert_eq!(penalized(Some(1)), [1.0, 0.25, 1.0, 1.0]);
 }
+
+#[test]
+fn tokens_that_are_named_are_reported_instead_of_the_likeliest() {
+    let logits = [0.3, 4.0, -1.0, 2.0, f32::NEG_INFINITY];
+    let reported = |asked: &[TokenId]| {
+        let params = SamplingParams { logprobs: Some(9), logprob_token_ids: asked.to_vec(), ..greedy() };
+        let logprobs = sample(&logits, &params, History::default(), draw(0, 0)).logprobs.unwrap();
+        assert_eq!((logprobs.chosen.token, logprobs.chosen.rank), (1, 1));
+        logprobs.top
+    };
+    let expected = log_softmax(&logits);
+    let top = reported(&[2, 3]);
+    let ranks: Vec<_> = top.iter().map(|of| (of.token, of.rank)).collect();
+    assert_eq!(ranks, [(1, 1), (2, 4), (3, 2)], "the chosen token comes first");
+    assert!(top.iter().all(|of| (f64::from(of.logprob) - expected[of.token as usize]).abs() < 1e-6), "{top:?}");
+    let ids = |top: Vec<TokenLogprob>| top.iter().map(|of| of.token).collect::<Vec<_>>();
+    assert_eq!(ids(reported(&[3, 1])), [3, 1], "it is there once");
+    // Impossible, and outside of the vocabulary.
+    assert!(reported(&[4, 99])[1..].iter().all(|of| of.logprob == f32::NEG_INFINITY));
+    // They are those of the model, whatever may be sampled.
+    let only = Some(Arc::new(TokenMask::new([2])));
+    let params = SamplingParams { logprobs: Some(0), logprob_token_ids: vec![1], allowed_tokens: only, ..greedy() };
+    let logprobs = sample(&logits, &params, History::default(), draw(0, 0)).logprobs.unwrap();
+    assert_eq!((logprobs.chosen.token, logprobs.chosen.rank, ids(logprobs.top)), (2, 4, vec![2, 1]));
+}
