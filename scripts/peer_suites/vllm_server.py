@@ -27,7 +27,8 @@ FLAGS: dict[str, tuple[str, object]] = {
     "--shutdown-timeout": ("server.drain_timeout_s", int),
     "--enable-force-include-usage": ("server.force_include_usage", True),
     "--return-tokens-as-token-ids": ("server.return_tokens_as_token_ids", True),
-    "--max-logprobs": ("server.max_logprobs", int),
+    # -1 is no limit there.
+    "--max-logprobs": ("server.max_logprobs", lambda most: max(int(most), 0)),
     "--root-path": ("server.root_path", str),
     "--uds": ("server.unix_socket", str),
 }
@@ -86,7 +87,7 @@ class RemoteVLLMServer:
         for flag, (setting, value) in FLAGS.items():
             if flag in flags:
                 given = flags[flag]
-                kind = value if isinstance(value, type) else None
+                kind = value if callable(value) else None
                 options[setting] = value if kind is None else given if kind is list else kind(given[0])
         options = {key: value for key, value in options.items() if value != ""}
         template = None

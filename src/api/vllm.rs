@@ -6,6 +6,7 @@ pub mod derender;
 pub mod error;
 pub mod generate;
 pub mod generated;
+pub mod generative_score;
 pub mod given;
 pub mod render;
 pub mod rerank;

@@ -110,15 +110,23 @@ pub async fn answer_embeddings(handle: &RuntimeHandle, asked: EmbeddingRequest) 
     }
 }
 
-/// Makes an answer, and says how many tokens were converted for it.
-pub type Convert<B, T> = fn(ParsedBody<B>, &ModelInfo, &Budget) -> Result<(T, usize), ApiError>;
+/// As [`parse`], where it takes long to make the request of the body: always on a text thread.
+pub async fn prepare<B: BodyFields + 'static, T: Send + 'static>(
+    handle: &RuntimeHandle,
+    body: Body,
+    prepare: fn(ParsedBody<B>, &ModelInfo, &Budget) -> Result<T, ApiError>,
+) -> Result<T, ApiError> {
+    let prepared = body.work(handle, move |body, model, budget| Ok(prepare(body, model, budget))).await?;
+    prepared.inspect_err(|_| metrics::request_rejected(metrics::Rejection::Invalid, handle.tenant()))
+}
 
-/// Answers a request for a text's tokens, or for the text of tokens, and charges it for them.
+/// Answers a request for a text's tokens, or for the text of tokens, and charges it for them. `convert` makes the
+/// answer, and says how many tokens were converted for it.
 pub async fn convert<B: BodyFields + 'static, T: Serialize + 'static>(
     handle: &RuntimeHandle,
     request: &HttpRequest,
     body: Body,
-    convert: Convert<B, T>,
+    convert: impl FnOnce(ParsedBody<B>, &ModelInfo, &Budget) -> Result<(T, usize), ApiError> + Send + 'static,
 ) -> Result<HttpResponse, HttpError> {
     let work = move |body: ParsedBody<B>, model: &ModelInfo, budget: &Budget| {
         let (answer, num_tokens) = convert(body, model, budget)?;

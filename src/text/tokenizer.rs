@@ -95,7 +95,14 @@ impl Tokenizer {
         encode(&self.vocabulary, text, add_special_tokens)
     }
 
-    /// The same, but a special token that is written in `text` is text like any other.
+    /// Where each token of [`Tokenizer::encode`] begins and ends in `text`, in characters. Tokens that stand for
+    /// nothing in it begin and end at 0.
+    pub fn offsets(&self, text: &str, add_special_tokens: bool) -> Result<Vec<(usize, usize)>, ApiError> {
+        let encode = || self.vocabulary.encode_char_offsets(text, add_special_tokens);
+        encoding(encode).map(|encoding| encoding.get_offsets().to_vec())
+    }
+
+    /// The same as [`Tokenizer::encode`], but a special token that is written in `text` is text like any other.
     pub fn encode_plain(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, ApiError> {
         let plain = self.plain.get_or_init(|| {
             let mut plain = Box::new(self.vocabulary.clone());
@@ -183,9 +190,14 @@ impl Tokenizer {
 }
 
 fn encode(vocabulary: &Vocabulary, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, ApiError> {
-    let encode = || vocabulary.encode_fast(text, add_special_tokens);
+    encoding(|| vocabulary.encode_fast(text, add_special_tokens)).map(|encoding| encoding.get_ids().to_vec())
+}
+
+fn encoding(
+    encode: impl FnOnce() -> tokenizers::Result<tokenizers::Encoding>,
+) -> Result<tokenizers::Encoding, ApiError> {
     match catch_unwind(AssertUnwindSafe(encode)) {
-        Ok(Ok(encoding)) => Ok(encoding.get_ids().to_vec()),
+        Ok(Ok(encoding)) => Ok(encoding),
         Ok(Err(error)) => Err(ApiError::bad_request(format!("the text cannot be tokenized: {error}"))),
         Err(panic) => {
             let why = panic_text(&*panic);

@@ -6,6 +6,7 @@ mod anthropic;
 mod bodies;
 mod cohere;
 mod console;
+mod derender;
 mod embeddings;
 mod fake_engine;
 mod goldens;

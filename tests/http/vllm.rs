@@ -1,7 +1,8 @@
 //! vLLM's paths beside OpenAI's.
 
-use crate::fake_engine::{ALIAS, EOS, MODEL, TestServer};
+use crate::fake_engine::{ALIAS, EOS, MODEL, TestServer, VOCAB_SIZE};
 use pagetide::config::{SchemaObjects, ServerConfig};
+use pagetide::text::chat_output::ReasoningFormat;
 use pagetide::text::grammar::GrammarSpec;
 use serde_json::{Value, json};
 
@@ -172,12 +173,158 @@ async fn token_ids_go_in_and_come_out() {
         (json!({"token_ids": [1, 5000], "sampling_params": {}}), "token_ids[1]"),
         (json!({"token_ids": [1], "sampling_params": {"temperature": -1}}), "sampling_params.temperature"),
         (json!({"token_ids": [1], "sampling_params": {"n": "two"}}), "sampling_params.n"),
+        (json!({"token_ids": [1], "sampling_params": {"detokenize": false, "stop": "a"}}), "sampling_params.stop"),
         (json!({"token_ids": [1], "sampling_params": {}, "output_mode": "bytes"}), "output_mode"),
         (json!({"token_ids": [1], "sampling_params": {}, "kv_transfer_params": {"a": 1}}), "kv_transfer_params"),
     ] {
         let (status, error) = server.refused("/inference/v1/generate", &body).await;
         assert_eq!((status, error["param"].as_str()), (400, Some(param)), "{error}");
     }
+}
+
+#[actix_web::test]
+async fn the_tokens_that_are_named_are_reported() {
+    let server = TestServer::saying("x");
+    let chat =
+        json!({"messages": [{"role": "user", "content": "a"}], "logprobs": true, "logprob_token_ids": [5, 7, 5]});
+    server.ok("/v1/chat/completions", &chat).await;
+    let params = server.last_submit().params;
+    assert_eq!((params.logprob_token_ids.as_slice(), params.logprobs), (&[5, 7][..], Some(3)));
+    let completion = json!({"prompt": "a", "logprobs": 5, "logprob_token_ids": [5]});
+    server.ok("/v1/completions", &completion).await;
+    assert_eq!(server.last_submit().params.logprob_token_ids, [5]);
+    let generate = |more: Value| {
+        let mut params = json!({"logprobs": 0, "logprob_token_ids": [5]});
+        params.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        json!({"token_ids": [1], "sampling_params": params})
+    };
+    server.ok("/inference/v1/generate", &generate(json!({}))).await;
+    assert_eq!(server.last_submit().params.logprob_token_ids, [5]);
+    for (path, body) in [
+        ("/v1/chat/completions", json!({"messages": chat["messages"], "logprob_token_ids": [5]})),
+        ("/v1/completions", json!({"prompt": "a", "logprobs": 1, "logprob_token_ids": vec![5; 129]})),
+        (
+            "/v1/completions",
+            json!({"prompt": "a", "logprobs": 1, "logprob_token_ids": [5], "max_tokens": 0, "echo": true}),
+        ),
+        ("/v1/completions", json!({"prompt": "a", "logprobs": 1, "logprob_token_ids": [5], "use_beam_search": true})),
+    ] {
+        let (status, error) = server.refused(path, &body).await;
+        assert_eq!((status, error["param"].as_str()), (400, Some("logprob_token_ids")), "{error}");
+    }
+    let (_, error) = server.refused("/inference/v1/generate", &generate(json!({"logprob_token_ids": [5000]}))).await;
+    assert_eq!(error["param"], "sampling_params.logprob_token_ids[0]");
+}
+
+#[actix_web::test]
+async fn as_many_log_probabilities_as_the_server_lets() {
+    let chat =
+        |num: i64| json!({"messages": [{"role": "user", "content": "a"}], "logprobs": true, "top_logprobs": num});
+    let server = TestServer::configured(&ServerConfig { max_logprobs: 0, ..ServerConfig::default() });
+    for (num, asked) in [(-1, VOCAB_SIZE), (100, 100), (0, 0)] {
+        server.ok("/v1/chat/completions", &chat(num)).await;
+        assert_eq!(server.last_submit().params.logprobs, Some(asked));
+    }
+    let few = TestServer::configured(&ServerConfig { max_logprobs: 5, ..ServerConfig::default() });
+    few.ok("/v1/chat/completions", &chat(5)).await;
+    let enough = TestServer::configured(&ServerConfig { max_logprobs: 1000, ..ServerConfig::default() });
+    for num in [-1, 1000] {
+        enough.ok("/v1/chat/completions", &chat(num)).await;
+        assert_eq!(enough.last_submit().params.logprobs, Some(VOCAB_SIZE));
+    }
+    for (server, num) in [(&server, -2), (&server, i64::from(VOCAB_SIZE) + 1), (&few, 6), (&few, -1)] {
+        let (status, error) = server.refused("/v1/chat/completions", &chat(num)).await;
+        assert_eq!((status, error["param"].as_str()), (400, Some("top_logprobs")), "{error}");
+    }
+}
+
+#[actix_web::test]
+async fn labels_are_scored_behind_each_item() {
+    let server = TestServer::saying("x");
+    let body = json!({"query": "ab", "items": ["c", "de"], "label_token_ids": [121, 122], "request_id": "r"});
+    let answer = server.ok("/generative_scoring", &body).await;
+    assert_eq!(answer["id"], "generative-scoring-r");
+    // As the fake engine's log-probabilities are.
+    let (first, second) = ((-121.0_f64 / 64.0).exp(), (-122.0_f64 / 64.0).exp());
+    let score = answer["data"][1]["score"].as_f64().unwrap();
+    assert!((score - first / (first + second)).abs() < 1e-6, "{answer}");
+    assert_eq!((&answer["data"][1]["index"], &answer["usage"]["completion_tokens"]), (&json!(1), &json!(2)));
+    let asked = server.submits();
+    let [.., one, two] = &asked[..] else { unreachable!("two items were asked for") };
+    assert_eq!((&two.params.logprob_token_ids[..], two.params.max_tokens), (&[121, 122][..], 1));
+    assert!(one.prompt_tokens.ends_with(&[97, 98, 99]) && two.prompt_tokens.ends_with(&[97, 98, 100, 101]));
+    let turned = json!({"query": [98], "items": [[97]], "label_token_ids": [121], "item_first": true,
+                        "apply_softmax": false});
+    let answer = server.ok("/generative_scoring", &turned).await;
+    assert_eq!(server.last_submit().prompt_tokens, [97, 98]);
+    assert!((answer["data"][0]["score"].as_f64().unwrap() - first).abs() < 1e-6, "{answer}");
+    for (field, value) in [
+        ("query", json!(null)),
+        ("query", json!(["a", "b"])),
+        ("items", json!([])),
+        ("items", json!(["a", [1]])),
+        ("items", json!("a")),
+        ("label_token_ids", json!([])),
+        ("label_token_ids", json!(vec![1; 129])),
+        ("label_token_ids[0]", json!([99_999_999])),
+    ] {
+        let mut body = body.clone();
+        body[field.split('[').next().unwrap()] = value;
+        let (status, error) = server.refused("/generative_scoring", &body).await;
+        assert_eq!((status, error["param"].as_str()), (400, Some(field)), "{error}");
+    }
+}
+
+#[actix_web::test]
+async fn a_rendered_prompt_says_where_its_tokens_are() {
+    let server = TestServer::saying("x");
+    let body = json!({"prompt": "é, b", "return_token_offsets": true});
+    let rendered = server.ok("/v1/completions/render", &body).await;
+    let num = rendered[0]["token_ids"].as_array().unwrap().len();
+    let offsets = rendered[0]["token_offsets"].as_array().unwrap().clone();
+    assert_eq!((offsets.len(), offsets.last().unwrap()), (num, &json!([3, 4])), "characters, not bytes");
+    let cut = json!({"prompt": "abcd", "return_token_offsets": true, "truncate_prompt_tokens": 2,
+                     "truncation_side": "left"});
+    let rendered = server.ok("/v1/completions/render", &cut).await;
+    assert_eq!(rendered[0]["token_offsets"], json!([[2, 3], [3, 4]]));
+    let chat = json!({"messages": [{"role": "user", "content": "a"}], "return_token_offsets": true});
+    let rendered = server.ok("/v1/chat/completions/render", &chat).await;
+    let offsets = rendered["token_offsets"].as_array().unwrap();
+    assert_eq!(offsets.len(), rendered["token_ids"].as_array().unwrap().len());
+    let of_ids = server.ok("/v1/completions/render", &json!({"prompt": [1], "return_token_offsets": true})).await;
+    assert_eq!(of_ids[0]["token_offsets"], Value::Null);
+    // What is not rendered has no offsets.
+    let (status, error) = server.refused("/v1/completions", &body).await;
+    assert_eq!((status, error["param"].as_str()), (400, Some("return_token_offsets")));
+}
+
+#[actix_web::test]
+async fn the_header_names_a_rendered_request() {
+    let server = TestServer::saying("x");
+    let body = json!({"prompt": ["a", "b"], "request_id": "body"});
+    let ids = async |header: Option<&str>| {
+        let request = server.client.post(format!("{}/v1/completions/render", server.url)).json(&body);
+        let request = header.into_iter().fold(request, |request, id| request.header("X-Request-Id", id));
+        let rendered: Value = request.send().await.unwrap().json().await.unwrap();
+        [0, 1].map(|i: usize| rendered[i]["request_id"].as_str().unwrap().to_owned())
+    };
+    assert_eq!(ids(None).await, ["cmpl-body-0", "cmpl-body-1"]);
+    assert_eq!(ids(Some("header")).await, ["cmpl-header-0", "cmpl-header-1"]);
+    assert_eq!(ids(Some("not an id")).await, ["cmpl-body-0", "cmpl-body-1"]);
+}
+
+/// Structured output begins behind the reasoning, whether the request is rendered or not.
+#[actix_web::test]
+async fn a_rendered_request_reasons_first() {
+    let server = TestServer::chatting(vec![b'x'.into()], None, Some(ReasoningFormat::Qwen3));
+    let chat = json!({"messages": [{"role": "user", "content": "a"}], "response_format": {"type": "json_object"}});
+    let mut rendered = server.ok("/v1/chat/completions/render", &chat).await;
+    assert_eq!(rendered["reasoning_ended"], false);
+    server.ok("/inference/v1/generate", &rendered).await;
+    assert_eq!(server.last_submit().grammar.unwrap().starts_after.as_deref(), Some("</think>"));
+    rendered["reasoning_ended"] = true.into();
+    server.ok("/inference/v1/generate", &rendered).await;
+    assert_eq!(server.last_submit().grammar.unwrap().starts_after, None);
 }
 
 #[actix_web::test]

@@ -274,6 +274,11 @@ proptest! {
         let expected = tokenizer.decode(&tokens, skip).expect("decodes");
         prop_assert_eq!(&certain_of_prompt, &expected[..certain_of_prompt.len()]);
         prop_assert_eq!(&rest, &expected[certain_of_prompt.len()..]);
+        let tail = &prompt[Detokenizer::relevant_from(tokenizer, prompt, skip)..];
+        prop_assert_eq!(&detokenize(tokenizer, tail, output, skip), &rest, "{} after {:?}", KINDS[kind], tail);
+        // What is left of it is as good again.
+        let again = &tail[Detokenizer::relevant_from(tokenizer, tail, skip)..];
+        prop_assert_eq!(&detokenize(tokenizer, again, output, skip), &rest, "{} after {:?}", KINDS[kind], again);
         prop_assert_eq!(detokenize(tokenizer, prompt, output, skip), rest, "{} after {:?}", KINDS[kind], prompt);
     }
 

@@ -29,12 +29,16 @@ impl RequestIdFields {
             (None, Some(id)) => ("rid", id),
             (None, None) => return Ok(request),
         };
-        let is_shown = id.chars().all(|letter| letter.is_ascii_graphic());
-        if is_shown && (1..=MAX_REQUEST_ID).contains(&id.len()) {
+        if is_request_id(&id) {
             return Ok(ApiRequest { id, ..request });
         }
         let got = shown(&id.into());
         let message = format!("{param} must have 1 to {MAX_REQUEST_ID} visible ASCII characters, got {got}");
         Err(ApiError::invalid(param, message))
     }
+}
+
+/// Whether a request can have this id.
+pub fn is_request_id(id: &str) -> bool {
+    (1..=MAX_REQUEST_ID).contains(&id.len()) && id.chars().all(|letter| letter.is_ascii_graphic())
 }

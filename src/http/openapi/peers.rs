@@ -7,7 +7,7 @@ use pagetide_api::llama_cpp::embedding::NativeEmbeddingBody;
 use pagetide_api::llama_cpp::infill::InfillBody;
 use pagetide_api::openai::{chat, completion, embeddings, tokenize};
 use pagetide_api::responses::request::ResponsesBody;
-use pagetide_api::vllm::{generate, rerank, score};
+use pagetide_api::vllm::{derender, generate, generative_score, render, rerank, score};
 use serde_json::Value;
 
 fn names<B: BodyFields>() -> Vec<&'static str> {
@@ -29,8 +29,11 @@ fn served() -> Vec<(&'static str, Vec<&'static str>)> {
         ("/inference/v1/generate", names::<generate::TokenIdsBody>()),
         ("/inference/v1/generate sampling_params", names::<generate::SamplingParamsBody>()),
         ("/v1/chat/completions/batch", names::<chat::BatchBody>()),
-        ("/v1/chat/completions/render", names::<chat::ChatBody>()),
-        ("/v1/completions/render", names::<completion::CompletionBody>()),
+        ("/v1/chat/completions/render", names::<render::RenderChatBody>()),
+        ("/v1/completions/render", names::<render::RenderCompletionBody>()),
+        ("/v1/chat/completions/derender", names::<derender::DerenderChatBody>()),
+        ("/v1/completions/derender", names::<derender::DerenderCompletionBody>()),
+        ("/generative_scoring", names::<generative_score::GenerativeScoringBody>()),
         ("/v1/responses/render", names::<ResponsesBody>()),
         ("/v1/messages/render", names::<MessagesBody>()),
         ("/pooling", names::<embeddings::PoolingBody>()),

@@ -4,15 +4,15 @@ use crate::answer_format::AnswerFormat;
 use crate::body::{self, Body};
 use crate::error::HttpError;
 use crate::paths::{ApiPath, post};
-use crate::serving::{SubmittingHandle, convert, embedded, parse};
+use crate::serving::{SubmittingHandle, embedded, parse};
 use crate::stream::EventBody;
+use crate::surfaces::vllm::rendered;
 use actix_web::http::header::HeaderMap;
 use actix_web::{HttpRequest, HttpResponse, web};
 use pagetide_actors::generation::Generation;
 use pagetide_api::cohere::answer::CohereAnswer;
 use pagetide_api::cohere::error::error_body;
 use pagetide_api::cohere::{self as api, describe};
-use pagetide_api::vllm::render;
 
 pub static PATHS: [ApiPath; 4] = [
     post("/v2/chat", || web::to(chat), || describe::chat("cohere_chat")),
@@ -44,7 +44,7 @@ async fn chat(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, Http
 }
 
 async fn render_chat(handle: SubmittingHandle, request: HttpRequest, body: Body) -> Result<HttpResponse, HttpError> {
-    convert(&handle, &request, body, render::cohere_chat).await
+    rendered(&handle, &request, body, |renderer, body| renderer.cohere_chat(body)).await
 }
 
 async fn embed(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, HttpError> {

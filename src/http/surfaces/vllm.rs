@@ -4,7 +4,7 @@ use crate::answer_format::AnswerFormat;
 use crate::body::{self, Body};
 use crate::error::HttpError;
 use crate::paths::{ApiPath, for_all, get, post};
-use crate::serving::{self, SubmittingHandle, answer_embeddings, convert, embedded, parse};
+use crate::serving::{self, SubmittingHandle, answer_embeddings, convert, embedded, parse, prepare};
 use crate::stream::EventBody;
 use crate::surfaces::openai;
 use actix_web::http::header::HeaderMap;
@@ -12,19 +12,26 @@ use actix_web::web::{self, Data};
 use actix_web::{HttpRequest, HttpResponse};
 use pagetide_actors::generation::collect;
 use pagetide_actors::runtime::RuntimeHandle;
+use pagetide_api::body::{BodyFields, ParsedBody};
+use pagetide_api::fields::request_id::is_request_id;
+use pagetide_api::model_info::ModelInfo;
 use pagetide_api::openai::{Endpoint, chat, completion, embeddings, tokenize};
 use pagetide_api::openapi::answers::{Status, Version};
 use pagetide_api::openapi::{Operation, Tag};
 use pagetide_api::vllm::decisions::{self, Decision};
 use pagetide_api::vllm::error::error_body;
 use pagetide_api::vllm::generated::GeneratedAnswer;
+use pagetide_api::vllm::generative_score::{GenerativeScores, GenerativeScoring};
+use pagetide_api::vllm::render::Renderer;
 use pagetide_api::vllm::rerank::RerankRequest;
 use pagetide_api::vllm::score::{ScoreList, ScoreRequest};
-use pagetide_api::vllm::{abort, derender, generate, render, rerank, score};
+use pagetide_api::vllm::{abort, derender, generate, generative_score, render, rerank, score};
+use pagetide_base::budget::Budget;
 use pagetide_base::error::ApiError;
+use serde::Serialize;
 use serde_json::json;
 
-pub static PATHS: [ApiPath; 27] = [
+pub static PATHS: [ApiPath; 28] = [
     post("/tokenize", || web::to(tokenize), tokenize::describe_tokenize),
     post("/detokenize", || web::to(detokenize), tokenize::describe_detokenize),
     post("/v1/chat/completions/batch", || web::to(chat_batch), chat::describe_batch),
@@ -48,6 +55,7 @@ pub static PATHS: [ApiPath; 27] = [
     post("/pooling", || web::to(pooling), embeddings::describe_pooling),
     post("/score", || web::to(score), || score::describe("score")),
     post("/v1/score", || web::to(score), || score::describe("score_v1")),
+    post("/generative_scoring", || web::to(generative_scoring), generative_score::describe),
     post("/rerank", || web::to(rerank), || rerank::describe("rerank")),
     post("/v1/rerank", || web::to(rerank), || rerank::describe("rerank_v1")),
     post("/v2/rerank", || web::to(rerank), || rerank::describe("rerank_v2")),
@@ -82,7 +90,7 @@ async fn chat_batch(handle: SubmittingHandle, body: Body) -> Result<HttpResponse
 }
 
 async fn render_chat(handle: SubmittingHandle, request: HttpRequest, body: Body) -> Result<HttpResponse, HttpError> {
-    convert(&handle, &request, body, render::chat).await
+    rendered(&handle, &request, body, |renderer, body| renderer.chat(body)).await
 }
 
 async fn render_completion(
@@ -90,7 +98,7 @@ async fn render_completion(
     request: HttpRequest,
     body: Body,
 ) -> Result<HttpResponse, HttpError> {
-    convert(&handle, &request, body, render::completion).await
+    rendered(&handle, &request, body, |renderer, body| renderer.completion(body)).await
 }
 
 async fn render_response(
@@ -98,11 +106,25 @@ async fn render_response(
     request: HttpRequest,
     body: Body,
 ) -> Result<HttpResponse, HttpError> {
-    convert(&handle, &request, body, render::responses).await
+    rendered(&handle, &request, body, |renderer, body| renderer.responses(body)).await
 }
 
 async fn render_message(handle: SubmittingHandle, request: HttpRequest, body: Body) -> Result<HttpResponse, HttpError> {
-    convert(&handle, &request, body, render::messages).await
+    rendered(&handle, &request, body, |renderer, body| renderer.messages(body)).await
+}
+
+/// Answers with what a request becomes. Its header goes before the id in its body, as in vLLM.
+pub(super) async fn rendered<B: BodyFields + 'static, T: Serialize + 'static>(
+    handle: &RuntimeHandle,
+    request: &HttpRequest,
+    body: Body,
+    render: fn(Renderer<'_>, ParsedBody<B>) -> Result<(T, usize), ApiError>,
+) -> Result<HttpResponse, HttpError> {
+    let id = request.headers().get("x-request-id").and_then(|id| id.to_str().ok());
+    let id = id.filter(|id| is_request_id(id)).map(str::to_owned);
+    let render =
+        move |body: ParsedBody<B>, model: &ModelInfo, budget: &Budget| render(Renderer { model, budget, id }, body);
+    convert(handle, request, body, render).await
 }
 
 async fn derender_chat(handle: SubmittingHandle, request: HttpRequest, body: Body) -> Result<HttpResponse, HttpError> {
@@ -153,6 +175,13 @@ async fn score(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, Htt
     let prompts = embedded(&handle, &mut request).await?;
     let num_values = prompts.len();
     body::answer(&handle, ScoreList::new(&request.id, prompts, num_first, handle.model()), num_values).await
+}
+
+async fn generative_scoring(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, HttpError> {
+    let GenerativeScoring { mut request, scores } = prepare(&handle, body, generative_score::parse).await?;
+    let (choices, answers) = collect(&handle, &mut request).await?;
+    let answer = GenerativeScores::new(&request.id, &scores, &choices, answers.usage(), handle.model())?;
+    body::answer(&handle, answer, choices.len()).await
 }
 
 async fn rerank(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, HttpError> {
