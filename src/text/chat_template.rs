@@ -74,6 +74,7 @@ pub struct Template<'s> {
     /// `bos_token` and similar variables of every rendering.
     special_tokens: Map<String, Value>,
     content: ContentForm,
+    takes_later_system: bool,
     /// The field that errors of rendering name.
     param: &'static str,
 }
@@ -166,10 +167,17 @@ impl<'s> Template<'s> {
             Ok((name, program))
         };
         let programs = named.into_iter().map(compile).collect::<Result<_, StartError>>()?;
-        let mut template =
-            Self { environment, programs, special_tokens, content: ContentForm::Text, param: "messages" };
+        let mut template = Self {
+            environment,
+            programs,
+            special_tokens,
+            content: ContentForm::Text,
+            takes_later_system: true,
+            param: "messages",
+        };
         template.environment.set_fuel(Some(MAX_PROBE_STEPS));
         template.content = template.content_form();
+        template.takes_later_system = template.renders_later_system();
         template.environment.set_fuel(Some(MAX_STEPS));
         Ok(template)
     }
@@ -215,6 +223,21 @@ impl<'s> Template<'s> {
             (None, Some(_)) => ContentForm::Parts,
             _ => ContentForm::Text,
         }
+    }
+
+    /// Whether system messages may come behind other messages. Some templates refuse them there.
+    pub fn takes_later_system(&self) -> bool {
+        self.takes_later_system
+    }
+
+    /// True where the template knows no system messages at all.
+    fn renders_later_system(&self) -> bool {
+        let renders = |roles: &[&str]| {
+            let messages = roles.iter().map(|role| json!({"role": role, "content": "probe"})).collect();
+            self.render_chat(&ChatPrompt { messages, ..ChatPrompt::default() }).is_ok()
+        };
+        renders(&["system", "user", "assistant", "system", "user"])
+            || !renders(&["system", "user", "assistant", "user"])
     }
 
     /// Sets another clock for `strftime_now`, for reproducible results.

@@ -5,8 +5,10 @@ use crate::checks::{object, shown, string, wrong_type};
 use pagetide_base::error::ApiError;
 use serde_json::{Map, Value, json};
 
-/// Adds the messages to `written`. True where the last one is the beginning of the answer.
-pub fn messages(given: Vec<Value>, written: &mut Vec<Value>) -> Result<bool, ApiError> {
+/// Adds the messages to `written`. True where the last one is the beginning of the answer. `system_first`: the template
+/// takes a system message in the first place alone, and the texts of all others join it.
+pub fn messages(given: Vec<Value>, written: &mut Vec<Value>, system_first: bool) -> Result<bool, ApiError> {
+    let mut system = Vec::new();
     let mut conversation = BlockConversation { written, arguments: CallArguments::default(), open: None, calls: false };
     let last = given.len().saturating_sub(1);
     let mut ends_with_assistant = false;
@@ -22,6 +24,10 @@ pub fn messages(given: Vec<Value>, written: &mut Vec<Value>) -> Result<bool, Api
             "assistant" => conversation.message(&path, TurnRole::Assistant, content)?,
             "system" => {
                 let content = text_blocks(&format!("{path}.content"), content.as_ref())?.into_content();
+                if system_first {
+                    system.push(content);
+                    continue;
+                }
                 conversation.open = None;
                 conversation.add(json!({"role": "system", "content": content}));
             }
@@ -34,12 +40,35 @@ pub fn messages(given: Vec<Value>, written: &mut Vec<Value>) -> Result<bool, Api
     }
     let ends_in_calls = conversation.calls;
     complete_turns(written)?;
+    if !system.is_empty() {
+        join_system(written, system);
+    }
     if ends_in_calls {
         let path = format!("messages[{last}].content");
         let message = format!("{path}: tool_use has to be followed by its tool_result in a message of role user");
         return Err(ApiError::invalid(path, message));
     }
     Ok(ends_with_assistant)
+}
+
+/// Puts the contents behind that of the first message, which is a system message then.
+fn join_system(written: &mut Vec<Value>, contents: Vec<Value>) {
+    let has_system = written.first().is_some_and(|message| message["role"] == "system");
+    let first = has_system.then(|| written.remove(0)["content"].take());
+    let contents: Vec<Value> = first.into_iter().chain(contents).collect();
+    let content: Value = match contents.iter().map(Value::as_str).collect::<Option<String>>() {
+        Some(text) => text.into(),
+        None => contents.into_iter().flat_map(into_parts).collect(),
+    };
+    written.insert(0, json!({"role": "system", "content": content}));
+}
+
+/// A content as parts.
+fn into_parts(content: Value) -> Vec<Value> {
+    match content {
+        Value::Array(parts) => parts,
+        text => vec![json!({"type": "text", "text": text})],
+    }
 }
 
 /// Turns of calls alone have an empty text. Turns of thinking alone say nothing.
@@ -238,8 +267,30 @@ mod tests {
 
     fn translated(given: Value) -> Result<(Value, bool), ApiError> {
         let mut written = Vec::new();
-        let continues = messages(given.as_array().unwrap().clone(), &mut written)?;
+        let continues = messages(given.as_array().unwrap().clone(), &mut written, false)?;
         Ok((written.into(), continues))
+    }
+
+    #[test]
+    fn system_messages_join_the_first_where_the_template_wants_it() {
+        let text = |text: &str| json!({"type": "text", "text": text});
+        let given = |late: Value| {
+            vec![
+                json!({"role": "user", "content": "a"}),
+                json!({"role": "system", "content": late}),
+                json!({"role": "user", "content": "b"}),
+            ]
+        };
+        let user = json!({"role": "user", "content": [text("a"), text("b")]});
+        let first = || vec![json!({"role": "system", "content": "Rules."})];
+        for (mut written, late, system) in [
+            (first(), json!("More."), json!("Rules.More.")),
+            (first(), json!([text("More.")]), json!([text("Rules."), text("More.")])),
+            (vec![], json!("More."), json!("More.")),
+        ] {
+            messages(given(late), &mut written, true).unwrap();
+            assert_eq!(written, [json!({"role": "system", "content": system}), user.clone()]);
+        }
     }
 
     #[test]

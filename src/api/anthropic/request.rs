@@ -191,7 +191,7 @@ fn chat(body: MessagesBody, problems: &FieldProblems, model: &ModelInfo) -> Resu
     let mut names = FieldNames::MESSAGE;
     let given = fields.messages.take().ok_or_else(|| ApiError::invalid("messages", "messages is required"))?;
     let last = format!("messages[{}]", given.len().saturating_sub(1));
-    let (messages, continues) = conversation(given, fields.system.as_ref())?;
+    let (messages, continues) = conversation(given, fields.system.as_ref(), model)?;
     if continues {
         // The answer goes on where the assistant's last message ends.
         template.continue_final_message = true;
@@ -228,7 +228,7 @@ fn chat(body: MessagesBody, problems: &FieldProblems, model: &ModelInfo) -> Resu
 }
 
 /// The messages that the template is given. True where the last one is the beginning of the answer.
-fn conversation(given: Vec<Value>, system: Option<&Value>) -> Result<(Vec<Value>, bool), ApiError> {
+fn conversation(given: Vec<Value>, system: Option<&Value>, model: &ModelInfo) -> Result<(Vec<Value>, bool), ApiError> {
     const NONE: &str = "messages must have at least one message";
     if given.is_empty() {
         return Err(ApiError::invalid("messages", NONE));
@@ -237,7 +237,8 @@ fn conversation(given: Vec<Value>, system: Option<&Value>) -> Result<(Vec<Value>
     if let Some(system) = system {
         written.push(json!({"role": "system", "content": text_blocks("system", Some(system))?.into_content()}));
     }
-    let continues = messages::messages(given, &mut written)?;
+    let system_first = model.chat_template.as_ref().is_some_and(|template| !template.takes_later_system());
+    let continues = messages::messages(given, &mut written, system_first)?;
     if written.is_empty() {
         return Err(ApiError::invalid("messages", NONE));
     }
