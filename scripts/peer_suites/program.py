@@ -3,6 +3,7 @@
 import atexit
 import functools
 import hashlib
+import http.client
 import json
 import os
 import pathlib
@@ -11,8 +12,6 @@ import socket
 import subprocess
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
 
 from peer_suites.sources import CACHE, ROOT
@@ -121,7 +120,24 @@ def serve(flags: list[str]) -> Program:
     return program
 
 
-def start(flags: list[str], port: int | None = None, live_path: str = "/health") -> Program:
+def is_live(port: int, unix_socket: str | None, path: str) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    if unix_socket:
+        connection.sock = socket.socket(socket.AF_UNIX)
+    try:
+        if unix_socket:
+            connection.sock.connect(unix_socket)
+        connection.request("GET", path)
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def start(
+    flags: list[str], port: int | None = None, live_path: str = "/health", unix_socket: str | None = None
+) -> Program:
     port = free_port() if port is None else port
     logs = CACHE / "logs"
     logs.mkdir(parents=True, exist_ok=True)
@@ -135,11 +151,8 @@ def start(flags: list[str], port: int | None = None, live_path: str = "/health")
     while True:
         if not program.is_alive():
             raise RuntimeError(f"pagetide did not start: {log.read_text(errors='replace')[-2000:]}")
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}{live_path}", timeout=5):
-                return program
-        except (OSError, urllib.error.URLError):
-            pass
+        if is_live(port, unix_socket, live_path):
+            return program
         if time.monotonic() > deadline:
             program.stop()
             raise RuntimeError("pagetide did not answer in time")

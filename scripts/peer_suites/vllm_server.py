@@ -100,7 +100,7 @@ class RemoteVLLMServer:
         self.show_hidden_metrics = False
         self.port = int(next((flags[name][0] for name in ("-p", "--port") if name in flags), free_port()))
         # A new program for each, since tests read metrics.
-        self.program = start(line, self.port)
+        self.program = start(line, self.port, unix_socket=self.uds)
         self.proc = self.program.process
 
     def __enter__(self):
