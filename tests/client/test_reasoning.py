@@ -45,6 +45,21 @@ def test_a_grammar_holds_from_behind_the_reasoning(thinker):
         assert choice.finish_reason == "length"
 
 
+def test_reasoning_keeps_to_its_budget(thinker):
+    for budget in (0, 5):
+        limit = {"thinking_token_budget": budget}
+        choice, usage = ask(thinker, CHATML + "<think>\n", extra_body=limit)
+        assert choice.message.content, "the answer comes after the reasoning"
+        # The mark of the end may be several tokens.
+        assert usage.completion_tokens_details.reasoning_tokens <= budget + len("</think>")
+    # A grammar holds from behind the forced end on.
+    limit |= {"structured_outputs": {"choice": ["yes", "no"]}}
+    choice, _ = ask(thinker, CHATML + "<think>\n", extra_body=limit)
+    assert choice.message.content in ("yes", "no") and choice.message.reasoning_content
+    plain, _ = ask(thinker, CHATML + "<think>\n\n</think>\n\n", extra_body={"thinking_token_budget": 5})
+    assert plain.message.content
+
+
 def test_a_stream_says_the_same(thinker):
     asked = dict(model="demo", messages=QUESTION, max_tokens=30, temperature=0)
     asked["extra_body"] = {"chat_template": CHATML + "<think>\n"}

@@ -143,6 +143,35 @@ async fn events_come_in_coheres_order() {
 }
 
 #[actix_web::test]
+async fn vllms_paths_serve_and_render_the_same_chat() {
+    let server = TestServer::saying("hello");
+    let mut answers = [server.ok(CHAT, &chat(json!({}))).await, server.ok("/cohere/v2/chat", &chat(json!({}))).await];
+    answers.iter_mut().for_each(|answer| answer["id"] = Value::Null);
+    assert_eq!(answers[0], answers[1]);
+    let body = chat(json!({"max_tokens": 9, "temperature": 0.125, "stop_sequences": ["END"]}));
+    let rendered = server.ok("/cohere/v2/chat/render", &body).await;
+    assert_eq!(rendered["token_ids"], json!(tokens("[user]hi\n[assistant]")));
+    let params = &rendered["sampling_params"];
+    assert_eq!(
+        (&params["temperature"], &params["stop"], &params["max_tokens"]),
+        (&json!(0.125), &json!(["END"]), &json!(9))
+    );
+    for path in ["/cohere/v2/chat", "/cohere/v2/chat/render"] {
+        let (status, message) = refused(&server, path, &json!({"messages": []})).await;
+        assert!(status == 400 && message.contains("messages"), "{message}");
+    }
+}
+
+#[actix_web::test]
+async fn an_empty_answer_has_an_empty_text_and_a_stream_ends_with_done() {
+    let server = TestServer::saying("");
+    let answer = server.ok(CHAT, &chat(json!({}))).await;
+    assert_eq!(answer["message"]["content"], json!([{"type": "text", "text": ""}]));
+    let stream = server.post(CHAT, &chat(json!({"stream": true}))).await.text().await.unwrap();
+    assert!(stream.ends_with("\n\ndata: [DONE]\n\n"), "{stream}");
+}
+
+#[actix_web::test]
 async fn a_failure_in_a_stream_ends_the_message() {
     let (server, mut requests) = TestServer::by_hand();
     let body = chat(json!({"stream": true}));

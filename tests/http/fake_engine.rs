@@ -34,6 +34,7 @@ use pagetide::sampling::params::{
     FinishReason, Pooling, PositionLogprobs, SamplingDefaults, SamplingParams, TokenLogprob,
 };
 use pagetide::telemetry::trace::Tracer;
+use pagetide::text::chat_output::thinking::ThinkingLimit;
 use pagetide::text::chat_output::{ChatFormat, ReasoningFormat, ToolFormat};
 use pagetide::text::chat_template::ChatTemplate;
 use pagetide::text::grammar::GrammarRequest;
@@ -94,7 +95,12 @@ pub struct Running {
 
 impl Running {
     pub fn token(&self, index: u32, token: TokenId) {
-        let logprobs = self.request.core.params.logprobs.map(|k| position(token, k));
+        let params = &self.request.core.params;
+        let mut logprobs = params.logprobs.map(|k| position(token, k));
+        if let Some(logprobs) = logprobs.as_mut().filter(|_| !params.logprob_token_ids.is_empty()) {
+            let asked = params.logprob_token_ids.iter().map(|token| position(*token, 0).chosen);
+            logprobs.top = asked.map(|of| TokenLogprob { rank: 1 + u32::from(of.token != token), ..of }).collect();
+        }
         self.send(Event::Token { index, token, logprobs });
     }
 
@@ -180,6 +186,7 @@ pub struct Seen {
     pub priority: i32,
     pub cache_salt: Option<String>,
     pub grammar: Option<GrammarRequest>,
+    pub thinking: Option<ThinkingLimit>,
     pub terms: Terms,
     pub tenant: Tenant,
 }
@@ -209,6 +216,7 @@ impl Handler<Submit> for FakeIntake {
             priority: core.priority,
             cache_salt: core.cache_salt.clone(),
             grammar: request.grammar.clone(),
+            thinking: request.thinking.clone(),
             terms: core.terms,
             tenant: core.tenant,
         });
@@ -577,6 +585,8 @@ pub fn events_of(text: &str) -> Vec<String> {
 
 /// Name and data of each event of a stream whose events have names.
 pub fn named_events_of(text: &str) -> Vec<(String, Value)> {
+    // The last event of some APIs has no name.
+    let text = text.strip_suffix("data: [DONE]\n\n").unwrap_or(text);
     let events = text.split_terminator("\n\n").map(|event| {
         let lines = event.strip_prefix("event: ").and_then(|rest| rest.split_once("\ndata: "));
         let (name, data) = lines.expect("an event has a name and one line of data");

@@ -22,6 +22,9 @@ fn least(name: &str) -> Value {
         "CountTokensRequest" => json!({"messages": [{"role": "user", "content": "hi"}]}),
         "DetokenizeRequest" => json!({"tokens": [1]}),
         "CohereChatRequest" => json!({"messages": [{"role": "user", "content": "hi"}]}),
+        "DecisionRequest" => {
+            json!({"state": "hi", "questions": {"q": {"type": "choice", "criteria": {"a": null}}}})
+        }
         "CohereEmbedRequest" => json!({"texts": ["hi"]}),
         "GenerateRequest" => json!({"text": "hi"}),
         "OllamaChatRequest" => json!({"messages": [{"role": "user", "content": "hi"}], "stream": false}),

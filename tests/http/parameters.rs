@@ -407,6 +407,8 @@ async fn tokenize_and_detokenize() {
 
     let answer = server.ok("/detokenize", &json!({"tokens": [256, 195, 169, 104]})).await;
     assert_eq!(answer, json!({"prompt": "<s>éh", "content": "<s>éh"}));
+    let answer = server.ok("/detokenize", &json!({"tokens": [104], "model": MODEL})).await;
+    assert_eq!(answer, json!({"prompt": "h"}), "llama.cpp's clients name no model");
     for (path, body, param) in [
         ("/tokenize", json!({}), "prompt"),
         ("/tokenize", json!({"prompt": ["a"]}), "prompt"),

@@ -397,3 +397,44 @@ async fn demanded_formats_and_tools_reach_the_grammar() {
         assert_eq!((status, error["param"].as_str()), (400, Some(param)), "{more} → {error}");
     }
 }
+
+#[actix_web::test]
+async fn functions_of_namespaces_are_called_by_both_names() {
+    let said = "<tool_call>\n{\"name\": \"desk__look\", \"arguments\": {\"app\": \"a\"}}\n</tool_call>";
+    let server = TestServer::chatting(said.bytes().map(u32::from).collect(), Some(ToolFormat::Hermes), None);
+    let function = json!({"type": "function", "name": "look", "parameters": {"type": "object"}});
+    let tools = json!([{"type": "namespace", "name": "desk", "description": "A desk.", "tools": [function]}]);
+    let call = json!({"type": "function_call", "call_id": "c", "name": "look", "namespace": "desk", "arguments": "{}"});
+    let input = json!([{"role": "user", "content": "hi"}, call,
+                       {"type": "function_call_output", "call_id": "c", "output": "1"}]);
+    let body = json!({"input": input, "tools": tools, "max_output_tokens": 600});
+    let answer = server.ok(PATH, &body).await;
+    let called = &answer["output"][0];
+    assert_eq!(
+        (&called["type"], &called["name"], &called["namespace"]),
+        (&json!("function_call"), &json!("look"), &json!("desk"))
+    );
+    assert_eq!(answer["tools"], tools);
+    let mut streamed = body.clone();
+    streamed["stream"] = true.into();
+    let events = server.named_events(PATH, &streamed).await;
+    let of = |name: &str| events.iter().find(|(event, _)| event == name).unwrap().1.clone();
+    assert_eq!(of("response.output_item.done")["item"]["namespace"], "desk");
+    assert_eq!(of("response.function_call_arguments.done")["name"], "look");
+}
+
+#[actix_web::test]
+async fn a_response_says_its_tokens_where_it_is_asked_for_them() {
+    let server = TestServer::saying("ab");
+    let prompt = "[user]hi\n[assistant]";
+    let body = json!({"input": "hi", "enable_response_messages": true});
+    let answer = server.ok(PATH, &body).await;
+    let bytes: Vec<u32> = prompt.bytes().map(u32::from).collect();
+    assert_eq!(answer["input_messages"], json!([{"type": "raw_message_tokens", "message": prompt, "tokens": bytes}]));
+    assert_eq!(answer["output_messages"][0]["tokens"].as_array().unwrap()[..2], [json!(97), json!(98)]);
+    let mut streamed = body.clone();
+    streamed["stream"] = true.into();
+    let events = server.named_events(PATH, &streamed).await;
+    assert_eq!(events.last().unwrap().1["response"]["input_messages"], answer["input_messages"]);
+    assert!(server.ok(PATH, &json!({"input": "hi"})).await.get("input_messages").is_none());
+}

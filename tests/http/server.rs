@@ -309,3 +309,54 @@ async fn a_graceful_stop_lets_answers_end() {
     });
     assert_eq!(answer["choices"][0]["text"], "ab");
 }
+
+#[actix_web::test]
+async fn paths_are_found_below_the_root_path_too() {
+    let keys = vec!["key".into()];
+    let config = ServerConfig { root_path: "/llm".into(), api_keys: keys, ..ServerConfig::default() };
+    let server = TestServer::configured(&config);
+    for (path, status) in [
+        ("/health", 200),
+        ("/llm/health", 200),
+        ("/llm/v1/models", 401),
+        ("/v1/models", 401),
+        ("/llms/health", 401),
+        ("/llm/llm/health", 401),
+    ] {
+        assert_eq!(server.get(path).await.status(), status, "{path}");
+    }
+    let client = reqwest::Client::new();
+    let models = client.get(format!("{}/llm/v1/models", server.url)).bearer_auth("key").send().await.unwrap();
+    assert_eq!(models.status(), 200);
+    let described: Value = server.get("/llm/openapi.json").await.json().await.unwrap();
+    assert_eq!(described["servers"], json!([{"url": "/llm"}]));
+}
+
+#[actix_web::test]
+async fn the_description_asks_for_keys_where_there_are_any() {
+    let security = async |config: ServerConfig| {
+        let described: Value = TestServer::configured(&config).get("/openapi.json").await.json().await.unwrap();
+        let of = |path: &str, verb: &str| described["paths"][path][verb]["security"].clone();
+        [of("/v1/completions", "post"), of("/metrics", "get"), of("/admin/config", "get")]
+    };
+    let admin = json!([{"admin_key": []}]);
+    assert_eq!(security(ServerConfig::default()).await, [json!([]), json!([]), admin.clone()]);
+    let watched = ServerConfig { metrics_key: "m".into(), ..ServerConfig::default() };
+    let watcher = json!([{"metrics_key": []}, {"admin_key": []}]);
+    assert_eq!(security(watched).await, [json!([]), watcher.clone(), admin.clone()]);
+    let keyed = ServerConfig { api_keys: vec!["k".into()], ..ServerConfig::default() };
+    assert_eq!(security(keyed).await, [json!([{"key": []}]), watcher, admin]);
+}
+
+#[actix_web::test]
+async fn a_server_listens_on_a_unix_socket() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("api.sock");
+    let config = ServerConfig { unix_socket: path.to_str().unwrap().into(), ..ServerConfig::default() };
+    let server = TestServer::configured(&config);
+    assert_eq!(server.url, format!("unix:{}", path.display()));
+    let client = reqwest::Client::builder().unix_socket(path.clone()).build().unwrap();
+    let body = json!({"prompt": "a", "max_tokens": 1});
+    let answer = client.post("http://localhost/v1/completions").json(&body).send().await.unwrap();
+    assert_eq!(answer.status(), 200);
+}

@@ -423,10 +423,10 @@ async fn answers_have_the_fields_that_vllms_and_sglangs_clients_read() {
 }
 
 #[actix_web::test]
-async fn a_stream_ends_with_usage_where_the_server_says_so() {
+async fn every_chunk_has_usage_where_the_server_says_so() {
     let server = TestServer::configured(&ServerConfig { force_include_usage: true, ..ServerConfig::default() });
     let chunks = server.stream("/v1/completions", &json!({"prompt": "a", "max_tokens": 2})).await;
-    assert!(chunks.last().unwrap()["usage"]["completion_tokens"].is_number());
+    assert!(chunks.iter().all(|chunk| chunk["usage"]["completion_tokens"].is_number()), "{chunks:?}");
 }
 
 /// `server.schema_objects`.
@@ -452,5 +452,142 @@ async fn objects_of_schemas_are_closed_unless_the_server_or_the_schema_opens_the
     ] {
         server.ok("/v1/completions", &body(strict.clone())).await;
         assert_eq!(is_closed(server), closed, "{strict}");
+    }
+}
+
+#[actix_web::test]
+async fn tokens_are_named_by_their_ids_where_the_server_says_so() {
+    let config = ServerConfig { return_tokens_as_token_ids: true, ..ServerConfig::default() };
+    let server = TestServer::configured(&config);
+    for (own, named) in [(Value::Null, "token_id:120"), (json!(true), "token_id:120"), (json!(false), "x")] {
+        let body = json!({"prompt": "a", "logprobs": 1, "max_tokens": 1, "return_tokens_as_token_ids": own});
+        let answer = server.ok("/v1/completions", &body).await;
+        assert_eq!(answer["choices"][0]["logprobs"]["tokens"][0], named, "{answer}");
+    }
+}
+
+#[actix_web::test]
+async fn an_echoed_prompt_of_token_ids_keeps_its_special_tokens() {
+    let server = TestServer::saying("x");
+    let body = |prompt: Value| json!({"prompt": prompt, "echo": true, "max_tokens": 1, "logprobs": 1});
+    let answer = server.ok("/v1/completions", &body(json!([256, 97, 98]))).await;
+    assert_eq!(answer["choices"][0]["text"], "<s>abx");
+    assert_eq!(answer["choices"][0]["logprobs"]["text_offset"], json!([0, 3, 4, 5]));
+    assert_eq!(server.ok("/v1/completions", &body(json!("ab"))).await["choices"][0]["text"], "abx");
+}
+
+#[actix_web::test]
+async fn pooling_tells_of_errors_as_vllm_does() {
+    let server = TestServer::saying("x");
+    for (task, begin) in [("classify", "Unsupported task: 'classify'"), ("plugin", "No IOProcessor plugin installed.")]
+    {
+        let (status, error) = server.refused("/pooling", &json!({"input": "a", "task": task})).await;
+        assert_eq!((status, &error["type"], &error["code"]), (400, &json!("BadRequestError"), &json!(400)));
+        assert!(error["message"].as_str().unwrap().starts_with(begin), "{error}");
+    }
+    let (_, error) = server.refused("/v1/embeddings", &json!({"input": 5})).await;
+    assert_eq!(error["type"], "invalid_request_error", "OpenAI's path");
+}
+
+#[actix_web::test]
+async fn an_invocation_embeds_a_chat_that_has_fields_of_embeddings() {
+    let server = TestServer::saying("x");
+    let body = json!({"messages": [{"role": "user", "content": "a"}], "encoding_format": "float"});
+    assert!(server.ok("/invocations", &body).await["data"][0]["embedding"].is_array());
+}
+
+#[actix_web::test]
+async fn a_chat_takes_tokens_that_were_made_elsewhere() {
+    let server = TestServer::saying("x");
+    let body = |params: Value| json!({"messages": [{"role": "user", "content": "a"}], "kv_transfer_params": params});
+    let params = json!({"prompt_token_ids": [1, 2, 3], "do_remote_prefill": false, "remote_host": null});
+    let answer = server.ok("/v1/chat/completions", &body(params)).await;
+    assert_eq!(
+        (&server.last_submit().prompt_tokens[..], &answer["usage"]["prompt_tokens"]),
+        (&[1, 2, 3][..], &json!(3))
+    );
+    server.ok("/v1/chat/completions", &body(json!({}))).await;
+    assert_eq!(server.last_submit().prompt_tokens.len(), "[user]a\n[assistant]".len());
+    for (params, param) in [
+        (json!({"prompt_token_ids": []}), "kv_transfer_params.prompt_token_ids"),
+        (json!({"prompt_token_ids": [1, "a"]}), "kv_transfer_params.prompt_token_ids[1]"),
+        (json!({"prompt_token_ids": [1, 264]}), "kv_transfer_params.prompt_token_ids[1]"),
+        (json!({"do_remote_prefill": true}), "kv_transfer_params.do_remote_prefill"),
+    ] {
+        let (status, error) = server.refused("/v1/chat/completions", &body(params)).await;
+        assert_eq!((status, error["param"].as_str()), (400, Some(param)), "{error}");
+    }
+}
+
+#[actix_web::test]
+async fn a_budget_of_reasoning_reaches_the_engine() {
+    let server = TestServer::chatting(vec![120], None, Some(ReasoningFormat::Qwen3));
+    let body = |more: Value| {
+        let mut body = json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 2000});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let budget = json!({"thinking": {"type": "enabled", "token_budget": 7}});
+    let thinking = json!({"thinking": {"type": "enabled", "budget_tokens": 1024}});
+    for (path, more, tokens) in [
+        ("/v1/chat/completions", json!({"thinking_token_budget": 0}), Some(0)),
+        ("/v1/chat/completions", json!({}), None),
+        ("/v2/chat", budget, Some(7)),
+        ("/v1/messages", thinking, Some(1024)),
+    ] {
+        server.post(path, &body(more)).await;
+        assert_eq!(server.last_submit().thinking.map(|limit| limit.tokens), tokens, "{path}");
+    }
+    let plain = TestServer::saying("x");
+    for (server, budget) in [(&server, -1), (&plain, 5)] {
+        let (status, error) =
+            server.refused("/v1/chat/completions", &body(json!({"thinking_token_budget": budget}))).await;
+        assert_eq!((status, &error["param"]), (400, &json!("thinking_token_budget")), "{error}");
+    }
+}
+
+#[actix_web::test]
+async fn questions_are_answered_by_the_probabilities_of_their_labels() {
+    // The best token is A, and a token's log-probability is its number by 64.
+    let server = TestServer::saying("A");
+    let questions = json!({
+        "colour": {"type": "choice", "criteria": {"red": null, "blue": null}},
+        "level": {"type": "score", "criteria": ["low", "high"]},
+    });
+    let body = json!({"model": MODEL, "state": "x", "questions": questions, "instructions": "I"});
+    let answer = server.ok("/v1/systemone", &body).await;
+    assert_eq!((&answer["object"], &answer["usage"]["output_tokens"]), (&json!("structured_decision"), &json!(2)));
+    let colour = &answer["answers"]["colour"];
+    let likelihood = |token: char| (-f64::from(token as u32) / 64.0).exp();
+    let share = likelihood('A') / (likelihood('A') + likelihood('B'));
+    assert_eq!(colour["choice"], "red");
+    assert!((colour["probabilities"]["red"].as_f64().unwrap() - share).abs() < 1e-6, "{colour}");
+    assert!((colour["confidence"].as_f64().unwrap() - likelihood('A')).abs() < 1e-6, "{colour}");
+    assert_eq!(answer["diagnostics"]["colour"]["argmax_is_label"], true);
+    assert_eq!(
+        (&answer["answers"]["level"]["legend"]["1"], &answer["diagnostics"]["level"]["argmax_is_label"]),
+        (&json!("high"), &json!(false))
+    );
+    let seen = server.submits();
+    let text: String = seen[0].prompt_tokens.iter().map(|token| *token as u8 as char).collect();
+    assert!(text.starts_with("[system]I\n[user]x\n\nA: red\nB: blue\n"), "{text}");
+    assert!(text.ends_with("[assistant]"), "{text}");
+    assert_eq!((seen[0].params.max_tokens, seen[0].params.temperature, seen[0].ignore_eos), (1, 0.0, true));
+    for (more, param) in [
+        (json!({"state": null}), "state"),
+        (json!({"questions": {}}), "questions"),
+        (json!({"questions": {"q": {"type": "noul"}}}), "questions"),
+        (json!({"images": ["data:"]}), "images"),
+        (json!({"chat_template_kwargs": {"enable_thinking": true}}), "chat_template_kwargs.enable_thinking"),
+        (json!({"state": "a".repeat(100)}), "state"),
+    ] {
+        let mut body = body.clone();
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let (status, error) = server.refused("/v1/systemone", &body).await;
+        assert_eq!(
+            (status, &error["param"], &error["type"]),
+            (400, &json!(param), &json!("BadRequestError")),
+            "{error}"
+        );
     }
 }
