@@ -11,6 +11,7 @@ use pagetide::config::value::Value;
 use pagetide::config::{Config, Surface};
 use pagetide::http::openapi;
 use pagetide::http::routes::paths_of;
+use pagetide::metrics::llama_cpp::LLAMA_CPP_METRICS;
 use pagetide::metrics::vllm::VLLM_METRICS;
 use pagetide::metrics::{METRICS, MetricKind};
 use serde_json::Value as Json;
@@ -122,6 +123,13 @@ fn the_metrics_page_lists_every_metric() {
     }
     page.push('\n');
     check("docs/metrics.md", Some(("<!-- vllm -->", "<!-- end of vllm -->")), &page);
+
+    let mut page = String::from("\n| metric | type | meaning |\n|---|---|---|\n");
+    for metric in &LLAMA_CPP_METRICS {
+        writeln!(page, "| `{}` | {} | {} |", metric.name, metric.kind.name(), metric.help).unwrap();
+    }
+    page.push('\n');
+    check("docs/metrics.md", Some(("<!-- llama.cpp -->", "<!-- end of llama.cpp -->")), &page);
 }
 
 /// A dashboard with a wrong metric name shows nothing and reports no error.

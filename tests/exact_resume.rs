@@ -52,7 +52,8 @@ fn params(i: usize) -> GenerateParams {
 fn params_with_samplers(i: usize) -> GenerateParams {
     let mut params = params(i);
     let mirostat = |version| Some(Mirostat { version, tau: 4.0, eta: 0.2 });
-    let breakers = Arc::new(DryBreakers { single: (0..20).collect(), longer: vec![(30, vec![31])] });
+    let breakers =
+        Arc::new(DryBreakers { single: (0..20).collect(), longer: vec![(30, vec![31])], ..DryBreakers::default() });
     let extra = match i % 4 {
         0 => ExtraSamplers { mirostat: mirostat(MirostatVersion::Two), ..ExtraSamplers::default() },
         1 => ExtraSamplers { mirostat: mirostat(MirostatVersion::One), ..ExtraSamplers::default() },

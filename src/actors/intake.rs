@@ -14,6 +14,7 @@ use pagetide_base::budget::Budget;
 use pagetide_base::error::ApiError;
 use pagetide_base::ids::{RequestId, TokenId};
 use pagetide_base::rules::ConstraintSource;
+use pagetide_base::sampling::extra::DryBreakers;
 use pagetide_base::sampling::params::SamplingParams;
 use pagetide_engine::bill::Tenant;
 use pagetide_engine::block_pool::PoolStats;
@@ -21,11 +22,13 @@ use pagetide_engine::request::EngineRequest;
 use pagetide_engine::scheduler::Tuning;
 use pagetide_engine::{beam, bill};
 use pagetide_metrics::{self as metrics, Rejection};
+use pagetide_text::breakers::dry_breakers;
 use pagetide_text::chat_output::thinking::LimitedThinking;
 use pagetide_text::grammar::sandbox::GrammarLimits;
 use pagetide_text::grammar::{GrammarCompiler, GrammarRequest};
 use pagetide_text::truncation::{Side, Truncation};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -94,7 +97,18 @@ struct IntakeShared {
     grammars: Arc<GrammarCompiler>,
     scheduler: Addr<SchedulerActor>,
     next_id: AtomicU64,
+    /// DRY's breakers that were lately used, by their texts; the last one was used last.
+    breakers: RefCell<VecDeque<Arc<KnownBreakers>>>,
 }
+
+/// Texts of DRY, and their tokens.
+struct KnownBreakers {
+    texts: Vec<String>,
+    tokens: Arc<DryBreakers>,
+}
+
+/// Most clients use the default breakers.
+const MAX_KNOWN_BREAKERS: usize = 16;
 
 impl RequestIntake {
     pub fn new(
@@ -108,8 +122,9 @@ impl RequestIntake {
         let tokenizer = model.tokenizer.clone();
         let grammars = GrammarCompiler::new(tokenizer, model.vocab_size as usize, &model.eos_token_ids, grammars);
         let grammars = Arc::new(grammars);
-        let (limits, next_id) = (Cell::new(limits), AtomicU64::new(1));
-        Self { shared: Rc::new(IntakeShared { model, limits, workers, grammars, scheduler, next_id }), places }
+        let (limits, next_id, breakers) = (Cell::new(limits), AtomicU64::new(1), RefCell::default());
+        let shared = IntakeShared { model, limits, workers, grammars, scheduler, next_id, breakers };
+        Self { shared: Rc::new(shared), places }
     }
 }
 
@@ -238,6 +253,9 @@ impl IntakeShared {
         if !core.terms.preemptible {
             self.fit_non_preemptible(params, prompt.len(), n)?;
         }
+        if let Some(dry) = params.extra.as_mut().and_then(|extra| extra.dry.as_mut()) {
+            dry.breakers = self.find_breakers(&dry.breakers).await?;
+        }
         self.resolve(params, &prompt, &names, shortens_output, ignore_eos, seed)?;
         check_num_logprobs(params, prompt.len(), n)?;
         if let Some(grammar) = grammar {
@@ -301,6 +319,34 @@ impl IntakeShared {
         Ok(tokens)
     }
 
+    /// The tokens of DRY's breakers, where they are still texts.
+    async fn find_breakers(&self, given: &Arc<DryBreakers>) -> Result<Arc<DryBreakers>, ApiError> {
+        if given.texts.is_empty() {
+            return Ok(given.clone());
+        }
+        let is_same = |known: &Arc<KnownBreakers>| known.texts == given.texts;
+        let place = self.breakers.borrow().iter().position(is_same);
+        let known = place.and_then(|place| self.breakers.borrow_mut().remove(place));
+        let known = match known {
+            Some(known) => known,
+            None => {
+                let (model, texts) = (self.model.clone(), given.texts.clone());
+                let find = move |_: &Budget| {
+                    let tokens = Arc::new(dry_breakers(&model.tokenizer, &texts)?);
+                    Ok(Arc::new(KnownBreakers { texts, tokens }))
+                };
+                self.workers.run(Weight::Light, find).await?
+            }
+        };
+        let tokens = known.tokens.clone();
+        let mut all = self.breakers.borrow_mut();
+        all.push_back(known);
+        if all.len() > MAX_KNOWN_BREAKERS {
+            all.pop_front();
+        }
+        Ok(tokens)
+    }
+
     /// What the request's grammar allows, token by token.
     async fn constrain(
         &self,
@@ -348,7 +394,7 @@ impl IntakeShared {
             let message = format!(
                 "this model's maximum context length is {model_len} tokens, of which at least 1 is for the output; the prompt has {length}"
             );
-            return Err(ApiError::context_length(param, message));
+            return Err(ApiError::context_length(param, message).with_context(length, model_len));
         }
         let num_beams = params.beam.as_ref().map_or(1, |beam| beam.width as usize);
         let fits = (model_len - length).min(self.limits().room(self.limits().num_device_blocks, length, num_beams));
@@ -372,7 +418,7 @@ impl IntakeShared {
                 "this model's maximum context length is {model_len} tokens; {} were asked for ({length} in the prompt, {wanted} for the output)",
                 length + wanted
             );
-            return Err(ApiError::context_length(names.max_tokens, message));
+            return Err(ApiError::context_length(names.max_tokens, message).with_context(length, model_len));
         } else if wanted > fits {
             let what = format!("the request ({length} tokens in the prompt, {wanted} for the output)");
             return memory(&what, length + wanted - 1);
@@ -390,7 +436,7 @@ impl IntakeShared {
         if params.beam.is_some() {
             self.resolve_beams(params, num_beams)?;
         }
-        params.seed = match seed {
+        params.seed = match seed.or(self.model.server.get().default_seed) {
             Some(seed) => seed,
             None => getrandom::u64().map_err(|error| ApiError::engine(format!("no random numbers: {error}")))?,
         };
@@ -416,10 +462,10 @@ impl IntakeShared {
         let most = self.most_pooled();
         if length > most {
             let message = format!(
-                "this server has room for inputs of up to {most} tokens, got {length}. Please reduce the length of the \
-                 input prompt."
+                "the input is too large: this server has room for inputs of up to {most} tokens, got {length}. Please \\
+                 reduce the length of the input prompt."
             );
-            return Err(ApiError::context_length(param, message));
+            return Err(ApiError::context_length(param, message).with_context(length, most));
         }
         Ok(())
     }

@@ -251,8 +251,8 @@ impl SchedulerActor {
         if let (Some(recorder), Some(results)) = (&mut self.recording.recorder, results) {
             recorder.commit(results, &mut report);
         }
-        let CommitReport { deliveries, ended, recomputed_tokens, .. } = report;
-        self.news = Some(News { deliveries, ended, at: Instant::now() });
+        let CommitReport { deliveries, ended, recomputed_tokens, prefilled, .. } = report;
+        self.news = Some(News { prefilled, deliveries, ended, at: Instant::now() });
         metrics::recomputed_tokens(recomputed_tokens);
         self.totals.recomputed_tokens += recomputed_tokens as u64;
         self.idle = self.scheduler().num_requests() == 0;
@@ -294,12 +294,14 @@ impl Handler<Arrive> for SchedulerActor {
             queued: None,
             first_token: None,
             prompt_tokens: arrival.prompt.len(),
+            cached_tokens: 0,
             max_tokens: arrival.params.max_tokens as usize,
             generated: vec![0; n as usize],
             last_token: vec![None; n as usize],
             ended_by_length: false,
             bill: KvBill::default(),
             pauses: vec![Pause::default(); n as usize],
+            hears_progress: arrival.reports_progress,
             observer,
             _place: place,
         };

@@ -3,6 +3,7 @@
 mod device;
 mod failure;
 mod flushing;
+mod intake;
 mod memory;
 mod pausing;
 mod storm;

@@ -1,5 +1,6 @@
 //! What an answer gains, piece by piece. Whole answers and streams are written from the same pieces.
 
+use crate::timings::{PromptProgress, Timings};
 use pagetide_base::ids::TokenId;
 use pagetide_base::sampling::params::{FinishReason, PositionLogprobs};
 use pagetide_text::chat_output::{self, ChatPiece};
@@ -28,6 +29,16 @@ pub struct PauseNotice {
     pub choice: u32,
     /// It goes on, and was paused this long.
     pub after: Option<Duration>,
+}
+
+/// How far the prompt of a choice is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ProgressNotice {
+    /// The first that the prompt has.
+    pub choice: u32,
+    pub progress: PromptProgress,
+    /// `None`: the client does not want them in every part.
+    pub timings: Option<Timings>,
 }
 
 /// A token of the answer with its log-probabilities; the first token of a prompt has none.

@@ -39,6 +39,12 @@ pub enum Event {
         index: u32,
         after: Duration,
     },
+    /// So many tokens of the prompt are there, those that the prefix cache held included. Sent only where it is asked
+    /// for: when the request starts, and whenever more have been computed.
+    Prefilled {
+        cached_tokens: u32,
+        computed: u32,
+    },
     /// The prompt has been prefilled. Sent before the first token, with the prompt tokens found in the prefix cache.
     Started {
         cached_tokens: u32,

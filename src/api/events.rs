@@ -1,6 +1,6 @@
 //! Answers as streams of events: what every API's writer does.
 
-use crate::delta::{Delta, PauseNotice};
+use crate::delta::{Delta, PauseNotice, ProgressNotice};
 use crate::fold::AnswerFold;
 use pagetide_base::error::ApiError;
 use serde::Serialize;
@@ -18,6 +18,8 @@ pub trait WriteEvents: Unpin + 'static {
     fn pause(&mut self, out: &mut Vec<u8>, pause: PauseNotice, num_choices: usize) {
         write_pause(out, pause, num_choices);
     }
+    /// More of a prompt is computed. Formats that cannot say so leave it out.
+    fn progress(&mut self, _out: &mut Vec<u8>, _notice: ProgressNotice, _answers: &AnswerFold) {}
     /// The request failed; nothing follows.
     fn error(&mut self, out: &mut Vec<u8>, error: &ApiError);
     /// Every choice is complete; nothing follows.

@@ -7,10 +7,10 @@
 mod echo;
 mod sample;
 
-use crate::delta::{Delta, Finish, PauseNotice, Position};
+use crate::delta::{Delta, Finish, PauseNotice, Position, ProgressNotice};
 use crate::event::Event;
 use crate::request::AnswerOptions;
-use crate::timings::Timings;
+use crate::timings::{PromptProgress, Timings};
 use crate::usage::{KvUsage, Usage};
 pub use echo::echoed_text;
 use pagetide_base::error::ApiError;
@@ -20,7 +20,7 @@ use pagetide_engine::bill::KvBill;
 use pagetide_text::tokenizer::Tokenizer;
 use sample::SampleFold;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What the engine has said about a prompt itself.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -38,10 +38,26 @@ pub struct PromptFacts {
 /// What the engine has said about one sample.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SampleEvent {
-    Token { index: u32, token: TokenId, logprobs: Option<PositionLogprobs> },
-    Finished { index: u32, reason: FinishReason },
-    Paused { index: u32 },
-    Resumed { index: u32, after: Duration },
+    Token {
+        index: u32,
+        token: TokenId,
+        logprobs: Option<PositionLogprobs>,
+    },
+    Finished {
+        index: u32,
+        reason: FinishReason,
+    },
+    Paused {
+        index: u32,
+    },
+    Resumed {
+        index: u32,
+        after: Duration,
+    },
+    /// Of the prompt of all samples: so many tokens are there.
+    Prefilled {
+        computed: usize,
+    },
 }
 
 impl PromptFacts {
@@ -56,6 +72,10 @@ impl PromptFacts {
             Event::Paused { index } => return Ok(Some(SampleEvent::Paused { index })),
             Event::Resumed { index, after } => return Ok(Some(SampleEvent::Resumed { index, after })),
             Event::Started { cached_tokens } => self.cached_tokens = cached_tokens,
+            Event::Prefilled { cached_tokens, computed } => {
+                self.cached_tokens = cached_tokens;
+                return Ok(Some(SampleEvent::Prefilled { computed: computed as usize }));
+            }
             Event::Bill(bill) => self.bill = bill,
             Event::PromptLogprobs(logprobs) => self.logprobs = Some(logprobs),
             Event::Embedding(values) => self.embedding = Some(values),
@@ -79,6 +99,9 @@ pub struct PromptFold {
     facts: PromptFacts,
     samples: Vec<SampleFold>,
     pauses: Vec<PauseNotice>,
+    progress: Vec<ProgressNotice>,
+    /// When the request started, where it is told how far the prompt is.
+    prefill_began: Option<Instant>,
     /// A sample that ended here before it ended in the engine.
     stopped_early: Option<u32>,
 }
@@ -111,6 +134,8 @@ impl PromptFold {
             options: options.clone(),
             facts: PromptFacts::default(),
             pauses: Vec::new(),
+            progress: Vec::new(),
+            prefill_began: None,
             stopped_early: None,
         }
     }
@@ -136,6 +161,10 @@ impl PromptFold {
             }
             SampleEvent::Resumed { index, after } => {
                 self.pause(index, Some(after));
+                None
+            }
+            SampleEvent::Prefilled { computed } => {
+                self.prefilled(computed);
                 None
             }
         })
@@ -172,6 +201,19 @@ impl PromptFold {
         if self.options.pause_comments && !sample.ended {
             self.pauses.push(PauseNotice { choice: sample.pending.choice, after });
         }
+    }
+
+    fn prefilled(&mut self, computed: usize) {
+        let Some(first) = self.samples.first().filter(|_| self.options.progress) else { return };
+        let time = self.prefill_began.get_or_insert_with(Instant::now).elapsed();
+        let cached = self.facts.cached_tokens as usize;
+        // The first notice comes before anything is computed.
+        let time = if computed > cached { time } else { Duration::ZERO };
+        self.progress.push(ProgressNotice {
+            choice: first.pending.choice,
+            progress: PromptProgress::new(self.tokens.len(), cached, computed, time),
+            timings: self.options.timings_per_token.then(|| Timings::of_prompt(cached, computed, time)),
+        });
     }
 
     fn token(&mut self, index: u32, token: TokenId, logprobs: Option<PositionLogprobs>) -> Option<Delta> {
@@ -283,14 +325,11 @@ impl PromptFold {
         &self.params
     }
 
-    /// `None` where the answer does not say it.
-    fn timings(&self, sample: usize) -> Option<Timings> {
+    /// `None` where nothing is measured.
+    fn measured(&self, sample: usize) -> Option<Timings> {
         let sample = &self.samples[sample];
         let cached = self.facts.cached_tokens as usize;
-        sample
-            .clock
-            .filter(|_| self.options.timings)
-            .map(|clock| Timings::new(&clock, self.tokens.len(), cached, sample.num_tokens))
+        sample.clock.map(|clock| Timings::new(&clock, self.tokens.len(), cached, sample.num_tokens))
     }
 
     fn usage_of(&self, samples: &[SampleFold]) -> Usage {
@@ -344,6 +383,11 @@ impl AnswerFold {
         self.prompts.iter_mut().flat_map(|prompt| std::mem::take(&mut prompt.pauses))
     }
 
+    /// How far prompts are since the last call, where the request wants to hear of it.
+    pub fn take_progress(&mut self) -> Vec<ProgressNotice> {
+        self.prompts.iter_mut().flat_map(|prompt| std::mem::take(&mut prompt.progress)).collect()
+    }
+
     pub fn num_choices(&self) -> usize {
         self.prompts.iter().map(|prompt| prompt.samples.len()).sum()
     }
@@ -361,7 +405,17 @@ impl AnswerFold {
 
     /// How long a choice has taken so far; `None` where the answer does not say it.
     pub fn timings(&self, choice: u32) -> Option<Timings> {
-        self.prompt_of(choice).timings((choice % self.num_samples) as usize)
+        self.measured(choice).filter(|_| self.prompt_of(choice).options.timings)
+    }
+
+    /// The same, for an answer that shows how it was made; `None` where nothing is measured.
+    pub fn measured(&self, choice: u32) -> Option<Timings> {
+        self.prompt_of(choice).measured((choice % self.num_samples) as usize)
+    }
+
+    /// What a part of a stream that is not the last says of it.
+    pub fn part_timings(&self, choice: u32) -> Option<Timings> {
+        self.timings(choice).filter(|_| self.prompt_of(choice).options.timings_per_token)
     }
 
     /// What the engine was asked for a choice, as the intake accepted it.

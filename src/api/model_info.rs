@@ -8,6 +8,7 @@ use pagetide_base::budget::Budget;
 use pagetide_base::error::ApiError;
 use pagetide_base::ids::TokenId;
 use pagetide_base::sampling::params::{Pooling, SamplingDefaults};
+use pagetide_config::Dialect;
 use pagetide_text::chat_output::ChatFormat;
 use pagetide_text::chat_template::{ChatTemplate, render_by_request};
 use pagetide_text::fill_in::FillInMarks;
@@ -50,6 +51,11 @@ impl ModelInfo {
     /// Every name that requests may use.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         std::iter::once(self.served_name.as_str()).chain(self.aliases.iter().map(String::as_str))
+    }
+
+    /// Whether OpenAI's paths give llama.cpp's answers, where these differ.
+    pub fn speaks_llama_cpp(&self) -> bool {
+        self.server.get().dialect == Dialect::LlamaCpp
     }
 
     /// Renders a chat and tokenises a prompt. Errors name the fields by `names`. The time grows with the text, so it

@@ -197,6 +197,12 @@ pub struct AnswerOptions {
     pub pause_comments: bool,
     /// The answer says how long its prompt and its tokens took.
     pub timings: bool,
+    /// With `timings`: every chunk of a stream says it, not the last alone.
+    pub timings_per_token: bool,
+    /// The stream says how far the prompt is computed.
+    pub progress: bool,
+    /// The answer shows the prompt and the parameters that it was made with.
+    pub verbose: bool,
     /// What ends the text at a line.
     pub lines: LineLimits,
     /// The token that ends the reasoning counts as reasoning, as in SGLang's own answers.

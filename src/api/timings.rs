@@ -55,7 +55,39 @@ pub struct Timings {
     pub predicted_per_second: f64,
 }
 
+/// How far a prompt is computed, in llama.cpp's words.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, ToSchema)]
+pub struct PromptProgress {
+    /// The prompt's tokens.
+    pub total: usize,
+    /// Those that came from the prefix cache.
+    pub cache: usize,
+    /// Those that are computed, cached ones included.
+    pub processed: usize,
+    /// Since the request started.
+    pub time_ms: f64,
+}
+
+impl PromptProgress {
+    pub fn new(total: usize, cache: usize, processed: usize, time: Duration) -> Self {
+        Self { total, cache, processed, time_ms: millis(time) }
+    }
+}
+
 impl Timings {
+    /// Those of a prompt of which `computed` tokens are there after `time`.
+    pub fn of_prompt(cache_n: usize, computed: usize, time: Duration) -> Self {
+        let (prompt_n, prompt_ms) = (computed.saturating_sub(cache_n), millis(time));
+        Self {
+            cache_n,
+            prompt_n,
+            prompt_ms,
+            prompt_per_token_ms: ratio(prompt_ms, prompt_n as f64),
+            prompt_per_second: ratio(1e3 * prompt_n as f64, prompt_ms),
+            ..Self::default()
+        }
+    }
+
     pub fn new(clock: &TokenClock, prompt_tokens: usize, cached_tokens: usize, predicted_n: usize) -> Self {
         // Nothing of the prompt counts as computed before the first token.
         let prompt_n = if clock.first.is_some() { prompt_tokens.saturating_sub(cached_tokens) } else { 0 };

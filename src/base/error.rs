@@ -15,11 +15,21 @@ pub struct ApiError {
     pub code: Option<&'static str>,
     /// Seconds after which a retry makes sense (`Retry-After`).
     pub retry_after_s: Option<u64>,
+    /// Of a prompt that is too long, where its length is known.
+    pub context: Option<ContextExcess>,
+}
+
+/// A prompt that does not fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ContextExcess {
+    pub prompt_tokens: usize,
+    /// The most tokens of prompt and output together.
+    pub max_tokens: usize,
 }
 
 impl ApiError {
     fn new(status: u16, kind: &'static str, code: Option<&'static str>, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), kind, param: None, code, retry_after_s: None }
+        Self { status, message: message.into(), kind, param: None, code, retry_after_s: None, context: None }
     }
 
     /// 400: a field has a wrong type or value.
@@ -38,6 +48,11 @@ impl ApiError {
             param: Some(param.into()),
             ..Self::new(400, "invalid_request_error", Some("context_length_exceeded"), message)
         }
+    }
+
+    /// The same error, with the lengths.
+    pub fn with_context(self, prompt_tokens: usize, max_tokens: usize) -> Self {
+        Self { context: Some(ContextExcess { prompt_tokens, max_tokens }), ..self }
     }
 
     /// 400: a prompt's text is longer than `intake.max_prompt_bytes`.

@@ -44,6 +44,9 @@ pub fn run(options: &ConfigOptions) -> Result<ExitCode, StartError> {
     if config.metrics.enabled && config.metrics.vllm_names {
         metrics::vllm::install(&served_model(&runtime, config));
     }
+    if config.metrics.enabled && config.metrics.llama_cpp_names {
+        metrics::llama_cpp::install();
+    }
     let tracer =
         trace_options(&config.tracing).map(|options| Tracer::start(&options, &model)).transpose()?.map(Arc::new);
     let live_settings = runtime.live_settings(resolved.clone());

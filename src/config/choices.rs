@@ -20,6 +20,24 @@ choice!(
 );
 
 choice!(
+    /// Whose answers OpenAI's paths give, where OpenAI and a server with the same paths differ.
+    Dialect {
+        OpenAi = "openai",
+        LlamaCpp = "llama.cpp",
+    }
+);
+
+choice!(
+    /// Whether models think whose templates can be told so.
+    ThinkingDefault {
+        /// As the template has it.
+        Auto = "auto",
+        On = "on",
+        Off = "off",
+    }
+);
+
+choice!(
     /// Instruction set of the CPU kernels.
     IsaChoice {
         /// The best this machine has.
@@ -122,6 +140,8 @@ macro_rules! choice_fields {
 }
 
 choice_fields!(
+    Dialect,
+    ThinkingDefault,
     IsaChoice,
     PreemptionMode,
     AdmissionPolicy,

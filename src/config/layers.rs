@@ -3,7 +3,7 @@
 
 use super::settings::{ENV_PREFIX, SECTIONS, SETTINGS, Setting, find};
 use super::value::{SettingKind, Value};
-use super::{Config, PreemptionMode, SwapConfig};
+use super::{Config, LOCALHOST, PreemptionMode, SwapConfig};
 use pagetide_base::error::StartError;
 use std::fmt;
 use std::panic::catch_unwind;
@@ -334,7 +334,10 @@ impl Layers {
             broken.push((keys, "equals server.admin_key: the reader of metrics could change settings".into()));
         }
         if let Some(wrong) = server.cors_allowed_origins.iter().find(|origin| !is_origin(origin)) {
-            let why = format!("'{wrong}' is not an origin: write https://HOST, https://HOST:PORT, or * for any");
+            let why = format!(
+                "'{wrong}' is not an origin: write https://HOST, https://HOST:PORT, localhost for pages of the client's own machine, \
+                 or * for any"
+            );
             broken.push((&["server.cors_allowed_origins"], why));
         }
         if server.api_keys.iter().any(|key| key.key.is_empty()) {
@@ -413,5 +416,5 @@ fn closest<'a>(word: &str, among: impl Iterator<Item = &'a str>) -> Option<&'a s
 fn is_origin(text: &str) -> bool {
     let rest = text.split_once("://").filter(|(scheme, _)| !scheme.is_empty()).map(|(_, rest)| rest);
     let is_host = |host: &str| !host.is_empty() && !host.contains(['/', '?', '#', '@', '*', ' ']);
-    text == "*" || (rest.is_some_and(is_host) && text == text.to_lowercase())
+    text == "*" || text == LOCALHOST || (rest.is_some_and(is_host) && text == text.to_lowercase())
 }

@@ -19,14 +19,15 @@ pub mod settings;
 pub mod value;
 
 pub use choices::{
-    AdmissionPolicy, CacheIsolation, DeviceKind, DtypeChoice, Eviction, IsaChoice, LoadFormat, LogFormat, OnFailure,
-    Overlap, PreemptionMode, ReasoningParser, SchedulingPolicy, SchemaObjects, Surface, ToolCallParser,
+    AdmissionPolicy, CacheIsolation, DeviceKind, Dialect, DtypeChoice, Eviction, IsaChoice, LoadFormat, LogFormat,
+    OnFailure, Overlap, PreemptionMode, ReasoningParser, SchedulingPolicy, SchemaObjects, Surface, ThinkingDefault,
+    ToolCallParser,
 };
 pub use engine::{CacheConfig, DeviceConfig, ModelConfig, SchedulerSettings, SwapConfig};
 pub use keys::ApiKeyConfig;
 pub use observing::{ConsoleConfig, LogConfig, MetricsConfig, RecorderConfig, TracingConfig};
 pub use pagetide_model::files::DEMO_MODEL;
-pub use serving::{IntakeConfig, LimitsConfig, ServerConfig};
+pub use serving::{IntakeConfig, LOCALHOST, LimitsConfig, ServerConfig};
 
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct Config {

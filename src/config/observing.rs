@@ -22,11 +22,13 @@ pub struct MetricsConfig {
     pub enabled: bool,
     /// Also export the metrics under vLLM's names.
     pub vllm_names: bool,
+    /// The same for llama.cpp's.
+    pub llama_cpp_names: bool,
 }
 
 impl Default for MetricsConfig {
     fn default() -> Self {
-        Self { enabled: true, vllm_names: false }
+        Self { enabled: true, vllm_names: false, llama_cpp_names: false }
     }
 }
 

@@ -1,6 +1,11 @@
 //! Settings of the server, its limits and the request intake.
 
-use super::{ApiKeyConfig, CacheIsolation, SHARE_OF_SEVERAL, SchemaObjects, Surface, num_cores};
+use super::{
+    ApiKeyConfig, CacheIsolation, Dialect, SHARE_OF_SEVERAL, SchemaObjects, Surface, ThinkingDefault, num_cores,
+};
+
+/// In `cors_allowed_origins`: pages of the client's own machine, at any port.
+pub const LOCALHOST: &str = "localhost";
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServerConfig {
@@ -17,6 +22,12 @@ pub struct ServerConfig {
     pub accept_any_model: bool,
     /// The APIs that are served.
     pub surfaces: Vec<Surface>,
+    /// Whose answers OpenAI's paths give.
+    pub dialect: Dialect,
+    /// Whether `/slots` tells of the sequences that run.
+    pub slots: bool,
+    /// Words about the model, for clients to read.
+    pub model_tags: Vec<String>,
     pub schema_objects: SchemaObjects,
     /// Every chunk of a stream has the usage so far.
     pub force_include_usage: bool,
@@ -29,7 +40,8 @@ pub struct ServerConfig {
     /// Key of `/metrics` and the console's events; `admin_key` opens them too. If empty, only `admin_key` does when
     /// `api_keys` is set.
     pub metrics_key: String,
-    /// Origins whose pages may call the server. `*` allows any, an empty list none.
+    /// Origins whose pages may call the server. `*` allows any, [`LOCALHOST`] those of the client's machine, an empty
+    /// list none.
     pub cors_allowed_origins: Vec<String>,
     pub cors_allow_credentials: bool,
     pub cache_isolation: CacheIsolation,
@@ -37,6 +49,12 @@ pub struct ServerConfig {
     pub include_kv_usage: bool,
     /// Default of a request's `pause_comments`.
     pub pause_comments: bool,
+    /// Default of a request's `verbose`.
+    pub verbose: bool,
+    /// Default of the template's `enable_thinking`.
+    pub thinking: ThinkingDefault,
+    /// Seed of requests that give none. `None`: each draws its own.
+    pub default_seed: Option<u64>,
     /// Maximum number of requests, waiting and running. Further ones are refused with 429.
     pub max_requests: usize,
     /// `None`: see [`ServerConfig::max_requests_of_key`].
@@ -83,6 +101,9 @@ impl Default for ServerConfig {
             served_model_name: None,
             accept_any_model: false,
             surfaces: Surface::ALL.to_vec(),
+            dialect: Dialect::OpenAi,
+            slots: true,
+            model_tags: Vec::new(),
             schema_objects: SchemaObjects::Closed,
             force_include_usage: false,
             return_tokens_as_token_ids: false,
@@ -94,6 +115,9 @@ impl Default for ServerConfig {
             cache_isolation: CacheIsolation::PerKey,
             include_kv_usage: false,
             pause_comments: false,
+            verbose: false,
+            thinking: ThinkingDefault::Auto,
+            default_seed: None,
             max_requests: 1024,
             max_share_per_key: None,
             retry_after_s: 1,

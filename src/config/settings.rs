@@ -5,8 +5,9 @@ use super::checks::{any_text, http_url, log_filter, not_empty, revision, root_pa
 use super::field::ConfigField;
 use super::value::{SettingKind, Value};
 use super::{
-    AdmissionPolicy, CacheIsolation, Config, DeviceKind, DtypeChoice, Eviction, IsaChoice, LoadFormat, LogFormat,
-    OnFailure, Overlap, PreemptionMode, ReasoningParser, SchedulingPolicy, SchemaObjects, Surface, ToolCallParser,
+    AdmissionPolicy, CacheIsolation, Config, DeviceKind, Dialect, DtypeChoice, Eviction, IsaChoice, LoadFormat,
+    LogFormat, OnFailure, Overlap, PreemptionMode, ReasoningParser, SchedulingPolicy, SchemaObjects, Surface,
+    ThinkingDefault, ToolCallParser,
 };
 
 /// One row of the table: a key of the configuration.
@@ -170,6 +171,17 @@ settings! {
     server.surfaces: RARE, SettingKind::List { words: Surface::NAMES, auto: false }, "", None,
         "The APIs that are served. The paths of an API that is left out answer 404.",
         "Clients should reach only the APIs that they use.";
+    server.dialect: RARE, SettingKind::Choice(Dialect::NAMES), "", None,
+        "Whose answers OpenAI's paths give where servers differ. llama.cpp: /completions and /embeddings without /v1 \
+         have llama.cpp's shapes, errors have its format, a chat goes on from a last message of the assistant, \
+         answers have timings, and /v1/models lists one model with its aliases.",
+        "Clients were written for llama.cpp's server.";
+    server.slots: RARE, SettingKind::Bool, "", None,
+        "Whether llama.cpp's /slots tells of the sequences that run. If not, it answers 501.",
+        "Nobody should see how many requests run, as with llama-server's --no-slots.";
+    server.model_tags: RARE, LIST, "", None,
+        "Words about the model that /v1/models shows in the dialect llama.cpp. They choose nothing.",
+        "Clients pick models by tags, as with llama.cpp's --tags.";
     server.api_keys: COMMON, SettingKind::Keys, "", Some(("api-key", "KEY")),
         "API keys that clients send as bearer tokens; with an empty list no key is required. /health, /ready, \
          /docs, /openapi.json and the console's page never require a key. A key can also be a table with a name, \
@@ -189,8 +201,8 @@ settings! {
         "Prometheus scrapes a server that has api_keys. Use the file or the environment: flags show in the process \
          list.";
     server.cors_allowed_origins: RARE, LIST, "", None,
-        "Origins (https://chat.example.org) whose web pages may call this server. \"*\" allows any origin, an empty \
-         list allows none.",
+        "Origins (https://chat.example.org) whose web pages may call this server. \"*\" allows any origin, \
+         \"localhost\" the pages of localhost, 127.0.0.1 and [::1] at any port, and an empty list none.",
         "A web page calls this server directly from the browser.";
     server.cors_allow_credentials: RARE, SettingKind::Bool, "", None,
         "Whether pages of cors_allowed_origins may send cookies and other browser credentials. A key in the \
@@ -222,6 +234,17 @@ settings! {
         "Whether a stream contains SSE comments that say when memory pressure pauses and resumes it. A request's \
          own pause_comments takes precedence.",
         "Clients or proxies give up on streams that are silent.";
+    server.verbose: RARE, SettingKind::Bool, "", None,
+        "Whether chats and completions show the prompt and the parameters that they were made with, in __verbose. A \
+         request's own verbose takes precedence.",
+        "You look for the reason of an unexpected answer.";
+    server.thinking: RARE, SettingKind::Choice(ThinkingDefault::NAMES), "", None,
+        "Whether the model thinks before it answers, where its chat template knows enable_thinking and a request does \
+         not say. auto: as the template has it.",
+        "A model thinks by default and answers should come at once, or the other way round.";
+    server.default_seed: RARE, int_or_auto(0, u32::MAX as u64 - 1), "", None,
+        "Seed of requests that give none. auto draws a random one for each request.",
+        "Equal requests should have equal answers although clients send no seed.";
     server.max_requests: RARE, int(1, 1_000_000), "requests", None,
         "Maximum number of requests in the server, waiting and running. Further requests are refused with 429.",
         "Lower it to refuse requests early instead of letting them wait; raise it to accept bursts.";
@@ -550,6 +573,10 @@ settings! {
         "Whether /metrics also contains the metrics under vLLM's names (vllm:num_requests_running, ...), with its \
          labels and histogram buckets.",
         "Set true if dashboards, autoscalers or inference gateways for vLLM read this server unchanged.";
+    metrics.llama_cpp_names: RARE, SettingKind::Bool, "", None,
+        "Whether /metrics also contains the metrics under llama.cpp's names (llamacpp:requests_processing, ...), and \
+         its answer the header Process-Start-Time-Unix.",
+        "Set true if dashboards for llama.cpp read this server unchanged.";
 
     tracing.otlp_endpoint: RARE, text(http_url), "", None,
         "Base URL of a collector that takes OTLP over HTTP (http://localhost:4318). /v1/traces is appended. If \

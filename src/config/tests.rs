@@ -151,6 +151,8 @@ fn relations_between_settings_are_checked_across_layers() {
         ("*", true),
         ("https://a.example", true),
         ("http://localhost:3000", true),
+        ("localhost", true),
+        ("localhost:3000", false),
         ("https://a.example/", false),
         ("a.example", false),
         ("https://*.example", false),

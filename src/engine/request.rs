@@ -24,6 +24,8 @@ pub struct EngineRequest {
     pub tenant: Tenant,
     /// Rules that the output of every sample follows.
     pub constraint: Option<Arc<dyn ConstraintSource>>,
+    /// Its owner wants to hear how far its prompt is computed.
+    pub reports_progress: bool,
 }
 
 impl EngineRequest {
@@ -40,6 +42,7 @@ impl EngineRequest {
             terms: Terms::default(),
             tenant: Tenant::default(),
             constraint: None,
+            reports_progress: false,
         }
     }
 }

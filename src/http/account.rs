@@ -242,7 +242,7 @@ impl RequestObserver for Account {
             Event::Failed(_) => run.finish = Some("failed"),
             // This is the whole answer: what follows is not read.
             Event::Embedding(_) => run.finish = Some("stop"),
-            Event::PromptLogprobs(_) => {}
+            Event::PromptLogprobs(_) | Event::Prefilled { .. } => {}
         });
     }
 

@@ -7,7 +7,7 @@ use crate::body::Body;
 use crate::error::{HttpError, error_response};
 use crate::paths::{ApiPath, MatchedPath, also_for_admin, for_admin, for_all, for_watchers, get, post};
 use crate::root_path::RootPath;
-use crate::surfaces::{ApiSurface, SURFACES, openai, sglang};
+use crate::surfaces::{ApiSurface, SURFACES, llama_cpp, openai, sglang};
 use crate::{admin, console, openapi};
 use actix_web::http::Method;
 use actix_web::http::header::{ALLOW, ContentType, HeaderMap};
@@ -22,7 +22,7 @@ use pagetide_api::openapi::answers::Status;
 use pagetide_api::openapi::{Operation, PathAccess, Tag};
 use pagetide_api::sglang::describe;
 use pagetide_base::error::ApiError;
-use pagetide_config::Surface;
+use pagetide_config::{Dialect, Surface};
 use pagetide_metrics as metrics;
 use serde_json::{Value, json};
 use std::future::ready;
@@ -45,6 +45,9 @@ static SERVER_PATHS: [ApiPath; 13] = [
     for_all(get("/docs", || web::to(docs), describe_docs)),
 ];
 
+/// Where llama.cpp's clients look for the Unix time of the start.
+const PROCESS_START_TIME: &str = "Process-Start-Time-Unix";
+
 /// Every path of these surfaces and of the server, in the order of the API's description.
 pub fn paths_of(surfaces: &[Surface]) -> impl Iterator<Item = &'static ApiPath> {
     enabled(surfaces).flat_map(|surface| surface.paths).chain(&SERVER_PATHS)
@@ -66,9 +69,15 @@ pub fn access_to(path: &str) -> PathAccess {
 }
 
 /// The format that a request's surface has for errors. `None`: OpenAI's.
-pub fn format_of(surfaces: &[Surface], path: &str, headers: &HeaderMap) -> Option<&'static AnswerFormat> {
+pub fn format_of(
+    surfaces: &[Surface],
+    dialect: Dialect,
+    path: &str,
+    headers: &HeaderMap,
+) -> Option<&'static AnswerFormat> {
     let mut spoken = enabled(surfaces).filter_map(|surface| surface.format.as_ref());
-    spoken.find(|spoken| (spoken.is_spoken)(path, headers)).map(|spoken| spoken.format)
+    let spoken = spoken.find(|spoken| (spoken.is_spoken)(path, headers)).map(|spoken| spoken.format);
+    spoken.or((dialect == Dialect::LlamaCpp).then_some(&llama_cpp::FORMAT))
 }
 
 /// Whether a path is for the operator. If `server.admin_listen` is set, it is found only there.
@@ -93,7 +102,7 @@ pub fn matched_path(pattern: Option<&str>) -> MatchedPath {
 }
 
 /// Adds the paths of these surfaces and of the server.
-pub fn configure(config: &mut ServiceConfig, surfaces: &[Surface]) {
+pub fn configure(config: &mut ServiceConfig, surfaces: &[Surface], dialect: Dialect) {
     let tables = enabled(surfaces).map(|surface| surface.paths).chain([&SERVER_PATHS as &[ApiPath]]);
     let paths = tables.flat_map(|paths| paths.chunk_by(|one, other| one.pattern == other.pattern));
     let mut paths: Vec<&[ApiPath]> = paths.collect();
@@ -101,8 +110,11 @@ pub fn configure(config: &mut ServiceConfig, surfaces: &[Surface]) {
     paths.sort_by_key(|methods| methods[0].pattern.contains('{'));
     for methods in paths {
         let pattern = methods[0].pattern;
-        for pattern in [Some(pattern), openai::without_prefix(pattern)].into_iter().flatten() {
-            config.service(resource(pattern, methods));
+        config.service(resource(pattern, methods));
+        if let Some(short) = openai::without_prefix(pattern) {
+            let speaks_llama_cpp = dialect == Dialect::LlamaCpp && surfaces.contains(&Surface::LlamaCpp);
+            let own = if speaks_llama_cpp { llama_cpp::in_place_of(short) } else { None };
+            config.service(resource(short, own.unwrap_or(methods)));
         }
     }
     config.default_service(web::to(not_found));
@@ -148,10 +160,10 @@ fn describe_ready() -> Operation {
 fn describe_metrics() -> Operation {
     Operation::new(Tag::Server, "metrics", "Prometheus metrics")
         .about(
-            "404 where metrics.enabled is false. Where server.api_keys or server.metrics_key is set, this path wants \
+            "404 where metrics.enabled is false (501 in the dialect llama.cpp). Where server.api_keys or server.metrics_key is set, this path wants \
              server.metrics_key or server.admin_key.",
         )
-        .fails(&[403, 404])
+        .fails(&[403, 404, 501])
         .answers_text("text/plain", "The metrics.")
 }
 
@@ -181,8 +193,16 @@ async fn is_ready(handle: Data<RuntimeHandle>) -> Result<HttpResponse, HttpError
 
 async fn prometheus(_: Watcher, handle: Data<RuntimeHandle>, request: HttpRequest) -> Result<HttpResponse, HttpError> {
     handle.text().report();
-    let page = metrics::render().ok_or_else(|| ApiError::not_found(request.path()))?;
-    Ok(HttpResponse::Ok().content_type("text/plain; version=0.0.4; charset=utf-8").body(page))
+    let page = metrics::render().ok_or_else(|| match handle.model().speaks_llama_cpp() {
+        true => ApiError::not_implemented(None, "this server exports no metrics (metrics.enabled is false)"),
+        false => ApiError::not_found(request.path()),
+    })?;
+    let mut answer = HttpResponse::Ok();
+    answer.content_type("text/plain; version=0.0.4; charset=utf-8");
+    if let Some(start) = metrics::llama_cpp::start_unix_s() {
+        answer.insert_header((PROCESS_START_TIME, start.to_string()));
+    }
+    Ok(answer.body(page))
 }
 
 async fn config(_: Admin, live_settings: Data<LiveSettings>) -> Result<HttpResponse, HttpError> {

@@ -6,7 +6,7 @@ use crate::body::Parsing;
 use crate::compression::{encodings, without_identity};
 use crate::connection::Connection;
 use crate::console::Feed;
-use crate::cors::cors;
+use crate::cors::{cors, deny_quietly};
 use crate::error::error_response;
 use crate::load_metrics::{ReportFormat, add_report};
 use crate::root_path::RootPath;
@@ -29,7 +29,7 @@ use pagetide_api::live_server::LiveServer;
 use pagetide_api::openapi::PathAccess;
 use pagetide_api::sglang::session::Sessions;
 use pagetide_base::error::{ApiError, StartError};
-use pagetide_config::{Config, ServerConfig, Surface};
+use pagetide_config::{Config, Dialect, ServerConfig, Surface};
 use pagetide_metrics as metrics;
 use pagetide_telemetry::trace::Tracer;
 use std::net::{SocketAddr, TcpListener};
@@ -182,8 +182,9 @@ pub fn serve(
     let descriptions = Data::new(Descriptions::new(surfaces.clone(), root_path.clone()));
     let app = move |is_admins: bool| {
         let root_path = root_path.clone();
+        let origins: Arc<[String]> = server_config.cors_allowed_origins.as_slice().into();
         let (keys, live, reporter) = (keys.clone(), handle.model().server.clone(), reporter.clone());
-        let (surfaces, routed) = (surfaces.clone(), surfaces.clone());
+        let (surfaces, routed, dialect) = (surfaces.clone(), surfaces.clone(), server_config.dialect);
         // The last middleware is the outermost.
         App::new()
             .app_data(handle.clone())
@@ -201,10 +202,11 @@ pub fn serve(
             .wrap(from_fn(move |request, next| with_key(keys.clone(), request, next)))
             .wrap(from_fn(move |request, next| on_its_port(has_admin_port, is_admins, request, next)))
             .wrap(cors(&server_config))
+            .wrap(from_fn(move |request, next| deny_quietly(origins.clone(), request, next)))
             .wrap(from_fn(move |request, next| {
-                around(reporter.clone(), surfaces.clone(), root_path.clone(), request, next)
+                around(reporter.clone(), surfaces.clone(), dialect, root_path.clone(), request, next)
             }))
-            .configure(move |config| configure(config, &routed))
+            .configure(move |config| configure(config, &routed, dialect))
     };
     let ServerConfig { header_timeout_s, keep_alive_s, .. } = config.server;
     let most_idle = (header_timeout_s > 0).then(|| Duration::from_secs(keep_alive_s + header_timeout_s));
@@ -316,6 +318,7 @@ async fn with_key(
 async fn around(
     reporter: Arc<Reporter>,
     surfaces: Arc<[Surface]>,
+    dialect: Dialect,
     root_path: RootPath,
     mut request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
@@ -331,7 +334,7 @@ async fn around(
     request.extensions_mut().insert(account.clone());
     let handle: Data<RuntimeHandle> = request.app_data::<Data<RuntimeHandle>>().expect("every app has one").clone();
     let report = ReportFormat::asked(request.headers()).filter(|_| request.method() == Method::POST);
-    let format = format_of(&surfaces, request.path(), request.headers());
+    let format = format_of(&surfaces, dialect, request.path(), request.headers());
     // Only the request tells. actix-http reuses the heads of answers and leaves the HTTP version of the previous answer
     // in them, so every head that was once used for HTTP/1.0 would seem to end its connection.
     let is_clients_last = request.head().connection_type() == ConnectionType::Close;
@@ -343,6 +346,8 @@ async fn around(
     let (path, status) = (matched_path(answer.request().match_pattern().as_deref()), answer.status().as_u16());
     let head = answer.response_mut().head_mut();
     head.headers_mut().insert(REQUEST_ID, id.clone());
+    // Some clients of llama.cpp look for its headers by their exact letters.
+    head.set_camel_case_headers(dialect == Dialect::LlamaCpp);
     account.answered(path, status, head.headers_mut());
     if let Some(report) = report.filter(|_| status == 200) {
         add_report(report, &handle, head.headers_mut()).await;

@@ -136,6 +136,9 @@ impl<W: WriteEvents> StreamState<W> {
             for pause in generation.answers_mut().take_pauses() {
                 self.writer.pause(&mut self.buffer, pause, num_choices);
             }
+            for notice in generation.answers_mut().take_progress() {
+                self.writer.progress(&mut self.buffer, notice, generation.answers());
+            }
             match next {
                 Poll::Pending => {
                     self.generation = Some(generation);

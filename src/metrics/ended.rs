@@ -16,6 +16,8 @@ pub struct EndedRequest {
     pub first_token: Option<Duration>,
     pub last_token: Option<Duration>,
     pub prompt_tokens: usize,
+    /// Those of them that the prefix cache held.
+    pub cached_tokens: usize,
     /// Times that one of its sequences was preempted.
     pub preemptions: usize,
     /// That it could have generated, each sample.

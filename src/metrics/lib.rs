@@ -6,6 +6,7 @@
 
 mod ended;
 mod events;
+pub mod llama_cpp;
 mod registry;
 mod table;
 pub mod tenants;
@@ -61,7 +62,7 @@ pub fn install() -> &'static PrometheusHandle {
 pub fn render() -> Option<String> {
     let registry = REGISTRY.get()?;
     registry.handle.run_upkeep();
-    Some(registry.handle.render() + &vllm::render())
+    Some(registry.handle.render() + &vllm::render() + &llama_cpp::render())
 }
 
 /// Sets the number of requests in the engine.
@@ -72,6 +73,7 @@ pub fn set_requests(waiting: usize, running: usize, swapped: usize) {
         m.requests_swapped.set(swapped as f64);
     });
     vllm::set_requests(waiting + swapped, running);
+    llama_cpp::set_requests(waiting + swapped, running);
 }
 
 pub fn request_ended(ended: &EndedRequest) {
@@ -81,6 +83,7 @@ pub fn request_ended(ended: &EndedRequest) {
     });
     ended.tenant.iter().for_each(|tenant| tenant.ended(ended.outcome));
     vllm::request_ended(ended);
+    llama_cpp::request_ended(ended);
 }
 
 /// Counts a refused request of `tenant`.
@@ -113,11 +116,13 @@ pub fn prompt_tokens(prompt: usize, cached: usize) {
         m.prompt_tokens.increment(prompt as u64);
         m.cached_tokens.increment(cached as u64);
     });
+    llama_cpp::prompt_tokens(prompt, cached);
 }
 
 pub fn generated_tokens(tokens: usize) {
     with(|m| m.generated_tokens.increment(tokens as u64));
     vllm::generated_tokens(tokens);
+    llama_cpp::generated_tokens(tokens);
 }
 
 pub fn recomputed_tokens(tokens: usize) {
@@ -136,6 +141,7 @@ pub fn step(step: &StepMetrics) {
         }
     });
     vllm::step(step.tokens + step.first_tokens);
+    llama_cpp::step(step.sequences);
 }
 
 /// The estimates with which a step was planned.

@@ -63,13 +63,16 @@ mod tests {
     #[test]
     fn tokens_that_contain_a_text_break_alone() {
         let breakers = dry_breakers(&tokenizer(), &["\n", ":", "\""]).expect("they are texts");
-        assert_eq!(breakers, DryBreakers { single: vec![1, 2, 3, 4], longer: Vec::new() });
+        assert_eq!(breakers, DryBreakers { single: vec![1, 2, 3, 4], longer: Vec::new(), ..DryBreakers::default() });
     }
 
     #[test]
     fn a_longer_text_breaks_together_with_its_rest() {
         let breakers = dry_breakers(&tokenizer(), &["-q"]).expect("they are texts");
-        assert_eq!(breakers, DryBreakers { single: Vec::new(), longer: vec![(7, vec![5]), (8, vec![5])] });
+        assert_eq!(
+            breakers,
+            DryBreakers { single: Vec::new(), longer: vec![(7, vec![5]), (8, vec![5])], ..DryBreakers::default() }
+        );
         let breakers = dry_breakers(&tokenizer(), &["->", "-q", "-é"]).expect("they are texts");
         assert_eq!(breakers.single, [9]);
         // There is no token for "é".

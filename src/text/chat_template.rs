@@ -342,6 +342,11 @@ fn set_clock(environment: &mut Environment<'_>, clock: fn() -> OffsetDateTime) {
     });
 }
 
+/// The date of today, in UTC as in `strftime_now`.
+pub fn today(format: &str) -> String {
+    python::strftime(format, OffsetDateTime::now_utc())
+}
+
 /// JSON as a value of a template. Keys keep their order.
 fn template_value(value: &Value) -> minijinja::Value {
     match value {

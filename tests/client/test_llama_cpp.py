@@ -5,6 +5,7 @@ import urllib.error
 import urllib.request
 
 import pytest
+from conftest import serving
 
 STORY = "A lighthouse"
 
@@ -87,3 +88,33 @@ def test_what_is_not_served_is_refused_in_llama_cpps_words(server):
     assert (error["code"], error["type"]) == (400, "invalid_request_error") and "n_predict" in error["message"]
     error = refusal(server, "/completion", {"prompt": "a " * 10_000})
     assert error["type"] == "exceed_context_size_error"
+
+
+def test_the_dialect_has_llama_cpps_shapes_and_metrics():
+    flags = ("--set", "server.dialect=llama.cpp", "--set", "metrics.llama_cpp_names=true")
+    # Of a long prompt, a step computes 64 tokens.
+    with serving(*flags, "--set", "scheduler.max_num_batched_tokens=64", "--max-num-seqs", "8") as server:
+        whole = server.post("/completions", {"prompt": STORY, "n_predict": 4})
+        assert whole["stop"] is True and "choices" not in whole
+        with urllib.request.urlopen(f"{server.url}/metrics", timeout=60) as page:
+            # Some clients look for it by its exact letters.
+            assert int(dict(page.headers.items())["Process-Start-Time-Unix"]) > 0
+            lines = page.read().decode().splitlines()
+        assert f"llamacpp:prompt_tokens_total {whole['timings']['prompt_n']}" in lines
+        assert f"llamacpp:tokens_predicted_total {whole['timings']['predicted_n']}" in lines
+        body = {"prompt": [7] * 150, "n_predict": 1, "return_progress": True}
+        told = [part["prompt_progress"] for part in stream(server, body) if "prompt_progress" in part]
+        assert [progress["processed"] for progress in told] == [0, 64, 128, 150]
+        again = [part["prompt_progress"] for part in stream(server, body) if "prompt_progress" in part]
+        assert again[0]["cache"] == again[0]["processed"] > 64 and again[-1]["processed"] == again[-1]["total"] == 150
+
+
+def test_probabilities_of_the_draw_add_up(server):
+    body = {"prompt": STORY, "n_predict": 4, "seed": 5, "n_probs": 20, "post_sampling_probs": True, "top_k": 5}
+    answer = server.post("/completion", body)
+    for token in answer["completion_probabilities"]:
+        probabilities = {other["id"]: other["prob"] for other in token["top_probs"]}
+        assert 0 < len(probabilities) <= 5 and sum(probabilities.values()) == pytest.approx(1)
+        assert token["prob"] == probabilities[token["id"]] > 0
+    plain = server.post("/completion", {**body, "n_probs": 0, "return_tokens": True})
+    assert plain["tokens"] == [token["id"] for token in answer["completion_probabilities"]]

@@ -29,6 +29,23 @@ async fn openais_client_asks_for_base64() {
     assert_eq!(answer["data"][0]["embedding"], "AACAPwAAAAAAAAAA");
 }
 
+/// llama.cpp's forms. The fake's embedding is the number of tokens and two zeros.
+#[actix_web::test]
+async fn an_input_can_be_mixed_or_an_object() {
+    let server = TestServer::saying("x");
+    let parts = json!({"content": [{"type": "text", "text": "ab"}, {"type": "text", "text": "c"}]});
+    for (input, lengths) in [
+        (json!([97, "bc"]), vec![3.0]),
+        (json!({"prompt_string": "abc"}), vec![4.0]),
+        (json!(["a", {"prompt_string": "bc"}, parts, [97, "b"]]), vec![2.0, 3.0, 4.0, 2.0]),
+    ] {
+        let answer = server.ok(PATH, &json!({"input": input, "normalize": false})).await;
+        let found: Vec<f64> =
+            answer["data"].as_array().unwrap().iter().map(|one| one["embedding"][0].as_f64().unwrap()).collect();
+        assert_eq!(found, lengths, "{input}");
+    }
+}
+
 #[actix_web::test]
 async fn an_input_can_be_cut() {
     let server = TestServer::saying("x");
@@ -45,7 +62,8 @@ async fn wrong_values_are_refused_by_name() {
         (json!({}), "input", "required"),
         (json!({"input": []}), "input", "empty"),
         (json!({"input": 5}), "input", "a string"),
-        (json!({"input": ["a", 5]}), "input[1]", "a string"),
+        (json!({"input": ["a", 264]}), "input[1]", "[0, 263]"),
+        (json!({"input": {"content": "a"}}), "input.content", "an array of parts"),
         (json!({"input": [[1], [264]]}), "input[1][0]", "[0, 263]"),
         (json!({"input": many}), "input", "at most 100 inputs"),
         (json!({"input": "a", "dimensions": 2}), "dimensions", "[3, 3]"),

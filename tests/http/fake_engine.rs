@@ -120,6 +120,11 @@ impl Running {
     /// All of a request whose every sample says `reply` and then ends by itself, if nothing ends it before.
     fn play(&self, reply: &[TokenId], prompt: &[TokenId], params: &SamplingParams) {
         self.send(Event::Bill(BILL));
+        if self.request.core.reports_progress {
+            for computed in [CACHED_TOKENS, prompt.len() as u32] {
+                self.send(Event::Prefilled { cached_tokens: CACHED_TOKENS, computed });
+            }
+        }
         self.send(Event::Started { cached_tokens: CACHED_TOKENS });
         if params.pooling.is_some() {
             self.send(Event::Embedding(vec![prompt.len() as f32, 0.0, 0.0]));

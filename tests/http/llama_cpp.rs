@@ -2,7 +2,7 @@
 //! tells of itself.
 
 use crate::fake_engine::{BOS, CACHED_TOKENS, EOS, MAX_MODEL_LEN, MODEL, TestServer, VOCAB_SIZE, events_of};
-use pagetide::config::{ApiKeyConfig, ServerConfig, Surface};
+use pagetide::config::{ApiKeyConfig, Dialect, ServerConfig, Surface, ThinkingDefault};
 use pagetide::error::ApiError;
 use pagetide::ids::TokenId;
 use pagetide::sampling::params::{FinishReason, SamplingDefaults};
@@ -156,12 +156,154 @@ async fn a_stream_has_its_tokens_in_parts_and_ends_with_the_rest() {
 #[actix_web::test]
 async fn the_progress_of_the_prompt_is_told() {
     let server = TestServer::saying("a");
-    let parts = parts(&server, hello(json!({"return_progress": true, "timings_per_token": true}))).await;
-    let progress: Vec<&Value> = parts.iter().filter_map(|part| part.get("prompt_progress")).collect();
-    assert_eq!(progress.len(), 2);
-    assert_eq!((&progress[0]["processed"], &progress[0]["time_ms"]), (&json!(0), &json!(0.0)));
-    assert_eq!((&progress[1]["processed"], &progress[1]["cache"]), (&json!(3), &json!(CACHED_TOKENS)));
-    assert_eq!((&parts[0]["timings"]["prompt_n"], &parts[1]["timings"]["predicted_n"]), (&json!(0), &json!(0)));
+    let asked = json!({"return_progress": true, "timings_per_token": true});
+    let messages = json!([{"role": "user", "content": "hi"}]);
+    for (path, body, total) in [
+        (PATH, hello(asked.clone()), 3),
+        ("/v1/completions", hello(asked.clone()), 3),
+        ("/v1/chat/completions", with(json!({ "messages": messages }), asked.clone()), 20),
+        ("/v1/responses", with(json!({"input": "hi"}), asked), 20),
+    ] {
+        let parts = server.stream(path, &body).await;
+        let told: Vec<&Value> = parts.iter().filter(|part| part.get("prompt_progress").is_some()).collect();
+        assert_eq!(told.len(), 2, "{path}: {parts:?}");
+        for (part, computed) in told.iter().zip([CACHED_TOKENS, total]) {
+            let progress = &part["prompt_progress"];
+            assert_eq!((&progress["total"], &progress["cache"]), (&json!(total), &json!(CACHED_TOKENS)), "{path}");
+            assert_eq!(progress["processed"], computed, "{path}");
+            assert_eq!(part["timings"]["prompt_n"], computed - CACHED_TOKENS, "{path}");
+            assert_eq!(part["timings"]["predicted_n"], 0, "{path}");
+        }
+        assert_eq!(told[0]["prompt_progress"]["time_ms"], 0.0, "{path}");
+        let without = server.stream(path, &with(body, json!({"return_progress": false}))).await;
+        assert!(without.iter().all(|part| part.get("prompt_progress").is_none()), "{path}");
+    }
+}
+
+#[actix_web::test]
+async fn a_response_says_how_long_it_took() {
+    let server = TestServer::saying("ab");
+    let body = json!({"input": "hi", "timings_per_token": true});
+    assert_eq!(server.ok("/v1/responses", &body).await["timings"]["predicted_n"], 3);
+    let events = server.stream("/v1/responses", &body).await;
+    let deltas = events.iter().filter(|event| event["type"] == "response.output_text.delta");
+    assert!(deltas.clone().count() > 0 && deltas.clone().all(|delta| delta["timings"].is_object()), "{events:?}");
+    assert_eq!(events.last().unwrap()["timings"]["predicted_n"], 3);
+    let without = server.ok("/v1/responses", &json!({"input": "hi"})).await;
+    assert!(without.get("timings").is_none());
+}
+
+#[actix_web::test]
+async fn probabilities_of_the_draw_are_not_logarithms() {
+    let server = TestServer::saying("a");
+    let answer = server.ok(PATH, &hello(json!({"n_probs": 2, "post_sampling_probs": true}))).await;
+    let extra = server.last_submit().params.extra.expect("the host draws");
+    assert!(extra.logprobs_of_draw);
+    let got = &answer["completion_probabilities"][0];
+    let prob = |id: f64| (-id / 64.0).exp();
+    assert!((got["prob"].as_f64().unwrap() - prob(97.0)).abs() < 1e-6, "{got}");
+    assert!((got["top_probs"][1]["prob"].as_f64().unwrap() - prob(98.0)).abs() < 1e-6, "{got}");
+    assert!(got.get("logprob").is_none() && got.get("top_logprobs").is_none(), "{got}");
+    assert_eq!(answer["generation_settings"]["post_sampling_probs"], true);
+    // Without n_probs there is nothing to tell.
+    server.ok(PATH, &hello(json!({"post_sampling_probs": true}))).await;
+    assert_eq!(server.last_submit().params.extra, None);
+}
+
+#[actix_web::test]
+async fn a_verbose_answer_shows_its_prompt_and_parameters() {
+    let server = TestServer::saying("a\nb");
+    let chat = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 20});
+    for (path, body, prompt) in [
+        ("/v1/chat/completions", chat, "[user]hi\n[assistant]"),
+        ("/v1/completions", hello(json!({"max_tokens": 20})), "<s>hi"),
+    ] {
+        let verbose = with(body.clone(), json!({"verbose": true}));
+        let shown = server.ok(path, &verbose).await["__verbose"].take();
+        assert_eq!((&shown["prompt"], &shown["content"]), (&json!(prompt), &json!("a\nb")), "{path}");
+        assert_eq!(shown["generation_settings"]["n_predict"], 20, "{path}");
+        assert_eq!(shown["timings"]["predicted_n"], 4, "{path}");
+        let chunks = server.stream(path, &verbose).await;
+        let shown: Vec<&Value> = chunks.iter().filter_map(|chunk| chunk.get("__verbose")).collect();
+        assert_eq!(shown.len(), 1, "{path}: {chunks:?}");
+        assert_eq!((&shown[0]["prompt"], &shown[0]["has_new_line"]), (&json!(prompt), &json!(true)), "{path}");
+        assert!(server.ok(path, &body).await.get("__verbose").is_none(), "{path}");
+        let always = TestServer::configured(&ServerConfig { verbose: true, ..ServerConfig::default() });
+        assert!(always.ok(path, &body).await.get("__verbose").is_some(), "{path}");
+        assert!(always.ok(path, &with(body, json!({"verbose": false}))).await.get("__verbose").is_none(), "{path}");
+    }
+}
+
+fn in_the_dialect() -> ServerConfig {
+    ServerConfig { dialect: Dialect::LlamaCpp, ..ServerConfig::default() }
+}
+
+#[actix_web::test]
+async fn the_dialect_gives_openais_paths_llama_cpps_answers() {
+    let server = TestServer::configured(&ServerConfig { model_tags: vec!["small".into()], ..in_the_dialect() });
+    let answer = server.ok("/completions", &hello(json!({"n_predict": 1}))).await;
+    assert_eq!((&answer["content"], answer.get("choices")), (&json!("x"), None));
+    let answer = server.ok("/embeddings", &json!({"input": "ab", "embd_normalize": -1})).await;
+    assert_eq!(answer, json!([{"index": 0, "embedding": [[3.0, 0.0, 0.0]]}]));
+    assert!(server.ok("/v1/completions", &hello(json!({}))).await["choices"].is_array());
+    let chat = json!({"messages": [{"role": "user", "content": "hi"}]});
+    assert_eq!(server.ok("/v1/chat/completions", &chat).await["timings"]["predicted_n"], 2);
+    let chunks = server.stream("/v1/chat/completions", &chat).await;
+    assert_eq!(chunks[0]["choices"][0]["delta"], json!({"role": "assistant", "content": null}));
+    assert!(chunks[0].get("timings").is_none() && chunks.last().unwrap()["timings"].is_object(), "{chunks:?}");
+    for path in ["/models", "/v1/models"] {
+        let models: Value = server.get(path).await.json().await.unwrap();
+        let [card] = &models["data"].as_array().unwrap()[..] else { panic!("not one model: {models}") };
+        assert_eq!((&card["id"], &card["tags"]), (&json!(MODEL), &json!(["small"])));
+        assert!(card["aliases"].as_array().unwrap().contains(&json!(MODEL)), "{card}");
+    }
+    let (status, error) = server.refused("/v1/chat/completions", &json!({"messages": []})).await;
+    assert_eq!((status, &error["code"], &error["type"]), (400, &json!(400), &json!("invalid_request_error")));
+
+    let config = ServerConfig { surfaces: vec![Surface::OpenAi], ..in_the_dialect() };
+    let answer = TestServer::configured(&config).ok("/completions", &hello(json!({}))).await;
+    assert!(answer["choices"].is_array(), "llama.cpp's paths are not served");
+}
+
+#[actix_web::test]
+async fn a_chat_goes_on_from_the_assistants_message_in_the_dialect() {
+    let (user, said) = (json!({"role": "user", "content": "hi"}), json!({"role": "assistant", "content": "we"}));
+    let render = async |config: &ServerConfig, messages: Value| {
+        TestServer::configured(config).ok("/apply-template", &json!({ "messages": messages })).await["prompt"].take()
+    };
+    let messages = json!([user, said]);
+    assert_eq!(render(&in_the_dialect(), messages.clone()).await, "[user]hi\n[assistant]we");
+    assert_eq!(render(&ServerConfig::default(), messages).await, "[user]hi\n[assistant]we\n[assistant]");
+    let server = TestServer::configured(&in_the_dialect());
+    let call = json!({"type": "function", "function": {"name": "f"}});
+    for (messages, wrong) in [
+        (json!([user, said, said]), "messages[2]"),
+        (json!([user, {"role": "assistant", "content": "", "tool_calls": [call]}]), "messages[1]"),
+    ] {
+        let (status, error) = server.refused("/v1/chat/completions", &json!({ "messages": messages })).await;
+        assert_eq!(status, 400);
+        assert!(error["message"].as_str().unwrap().starts_with(wrong), "{error}");
+    }
+}
+
+#[actix_web::test]
+async fn templates_are_told_whether_to_think_and_what_day_it_is() {
+    let template = "{{ enable_thinking }} {{ date_string is defined }} {{ datetime is defined }} {{ functions }}";
+    let render = async |config: ServerConfig, more: Value| {
+        let server = TestServer::configured(&ServerConfig { trust_request_chat_template: true, ..config });
+        let body = json!({"messages": [{"role": "user", "content": "hi"}], "chat_template": template});
+        server.ok("/apply-template", &with(body, more)).await["prompt"].as_str().unwrap().to_owned()
+    };
+    let thinking = |thinking| ServerConfig { thinking, ..ServerConfig::default() };
+    assert_eq!(render(ServerConfig::default(), json!({})).await, " false false ");
+    assert_eq!(render(thinking(ThinkingDefault::On), json!({})).await, "True false false ");
+    assert_eq!(render(thinking(ThinkingDefault::Off), json!({})).await, "False false false ");
+    let asked = json!({"chat_template_kwargs": {"enable_thinking": true}});
+    assert_eq!(render(thinking(ThinkingDefault::Off), asked).await, "True false false ");
+    assert_eq!(render(in_the_dialect(), json!({})).await, "True true true ");
+    // No format of calls is known, and none is needed to show tools.
+    let tools = json!({"tools": [{"type": "function", "function": {"name": "weather"}}]});
+    assert!(render(in_the_dialect(), tools).await.contains("\"name\": \"weather\""));
 }
 
 #[actix_web::test]
@@ -260,7 +402,7 @@ async fn errors_have_llama_cpps_format_and_name_the_field() {
         (hello(json!({"logit_bias": 5})), "logit_bias"),
         (hello(json!({"lora": [{"id": 0, "scale": 1.0}]})), "lora"),
         (hello(json!({"grammar_triggers": ["x"]})), "grammar_triggers"),
-        (hello(json!({"post_sampling_probs": true})), "post_sampling_probs"),
+        (hello(json!({"post_sampling_probs": 1})), "post_sampling_probs"),
         (hello(json!({"model": "other"})), "model"),
         (json!({"prompt": [1, 264]}), "prompt[1]"),
         (json!({"prompt": {"prompt_string": "a", "multimodal_data": ["x"]}}), "prompt.multimodal_data"),
@@ -275,6 +417,9 @@ async fn errors_have_llama_cpps_format_and_name_the_field() {
     let server = TestServer::refusing(ApiError::context_length("prompt", "too long"));
     let (status, error) = server.refused(PATH, &hello(json!({}))).await;
     assert_eq!((status, &error["type"]), (400, &json!("exceed_context_size_error")));
+    let server = TestServer::refusing(ApiError::context_length("prompt", "too long").with_context(300, 256));
+    let (_, error) = server.refused(PATH, &hello(json!({}))).await;
+    assert_eq!((&error["n_prompt_tokens"], &error["n_ctx"]), (&json!(300), &json!(256)));
 }
 
 #[actix_web::test]
@@ -469,6 +614,17 @@ async fn slots_of_others_are_not_for_clients_keys() {
     assert_eq!(server.get("/v1/health").await.status(), 200);
     let answer: Value = server.get("/props").await.json().await.unwrap();
     assert_eq!((&answer["error"]["type"], &answer["error"]["code"]), (&json!("authentication_error"), &json!(401)));
+}
+
+#[actix_web::test]
+async fn slots_can_be_hidden() {
+    let server = TestServer::configured(&ServerConfig { slots: false, ..ServerConfig::default() });
+    let answer = server.get("/slots").await;
+    assert_eq!(answer.status(), 501);
+    let error = answer.json::<Value>().await.unwrap();
+    assert_eq!(error["error"]["type"], "not_supported_error");
+    let props: Value = server.get("/props").await.json().await.unwrap();
+    assert_eq!(props["endpoint_slots"], false);
 }
 
 #[actix_web::test]

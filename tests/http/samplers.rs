@@ -45,7 +45,8 @@ async fn every_field_reaches_the_engine_from_every_api() {
         "dry_allowed_length": 3, "dry_penalty_last_n": 100, "dry_sequence_breakers": ["\n", "ab"], "min_keep": 4,
         "repeat_penalty": 1.5, "repeat_last_n": 32, "temperature": 0.75, "top_p": 0.5,
     });
-    let breakers = DryBreakers { single: vec![10], longer: vec![(97, vec![98])] };
+    // Their tokens are found at the intake.
+    let breakers = DryBreakers { texts: vec!["\n".into(), "ab".into()], ..DryBreakers::default() };
     let extra = ExtraSamplers {
         dry: Some(Dry {
             multiplier: 0.75,
@@ -60,6 +61,7 @@ async fn every_field_reaches_the_engine_from_every_api() {
         dynamic_temperature: Some(DynamicTemperature { range: 0.5, exponent: 2.0 }),
         mirostat: None,
         min_keep: 4,
+        logprobs_of_draw: false,
     };
     let expected = SamplingParams {
         max_tokens: 16,
@@ -88,7 +90,8 @@ async fn every_field_reaches_the_engine_from_every_api() {
 async fn what_is_not_given_has_llamas_defaults() {
     let server = TestServer::saying("x");
     let dry = completed(&server, json!({"dry_multiplier": 1})).await.extra.expect("DRY is on").dry.expect("it is on");
-    let breakers = Arc::new(DryBreakers { single: vec![10, 34, 42, 58], longer: Vec::new() });
+    let texts = ["\n", ":", "\"", "*"].map(str::to_owned).to_vec();
+    let breakers = Arc::new(DryBreakers { texts, ..DryBreakers::default() });
     assert_eq!(dry, Dry { multiplier: 1.0, base: 1.75, allowed_length: 2, last_n: None, breakers });
     let xtc = completed(&server, json!({"xtc_probability": 1})).await.extra.expect("XTC is on").xtc;
     assert_eq!(xtc, Some(Xtc { probability: 1.0, threshold: 0.1 }));

@@ -75,6 +75,19 @@ async fn pages_of_other_origins_may_not() {
 }
 
 #[actix_web::test]
+async fn pages_of_the_own_machine_may_be_allowed_alone() {
+    let server = with_origins(&["localhost"], false);
+    for (origin, is_allowed) in
+        [("http://localhost:3000", true), ("https://127.0.0.1", true), ("http://localhost.evil.example", false)]
+    {
+        let before = preflight(&server, origin).await;
+        assert_eq!(before.status(), 200, "{origin}");
+        let allowed = before.headers().get("access-control-allow-origin").map(|origin| origin.to_str().unwrap());
+        assert_eq!(allowed, is_allowed.then_some(origin), "{origin}");
+    }
+}
+
+#[actix_web::test]
 async fn a_long_answer_is_compressed_on_request() {
     let server = TestServer::saying("x");
     let text = "abcdefgh".repeat(10);

@@ -22,6 +22,8 @@ pub(super) struct Client {
     /// The time from arrival to its first token.
     pub first_token: Option<Duration>,
     pub prompt_tokens: usize,
+    /// Those of them that the prefix cache held.
+    pub cached_tokens: usize,
     pub max_tokens: usize,
     /// Of each sample.
     pub generated: Vec<usize>,
@@ -32,6 +34,8 @@ pub(super) struct Client {
     pub bill: KvBill,
     /// Of each sample.
     pub pauses: Vec<Pause>,
+    /// It wants to hear how far its prompt is.
+    pub hears_progress: bool,
     pub observer: Option<Arc<dyn RequestObserver>>,
     /// The request's place at the intake, given back when it ends.
     pub _place: Place,
@@ -39,6 +43,8 @@ pub(super) struct Client {
 
 /// The deliveries of the last commit that have not been sent to the clients.
 pub(super) struct News {
+    /// How far prompts are computed.
+    pub prefilled: Vec<(RequestId, usize)>,
     pub deliveries: Deliveries,
     /// Requests that ended with it.
     pub ended: Vec<RequestId>,

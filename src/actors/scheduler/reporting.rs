@@ -1,6 +1,7 @@
 //! What the scheduler's reports say, as metrics, totals and log lines.
 
 use super::{SchedulerActor, labels};
+use pagetide_api::event::Event;
 use pagetide_engine::arbiter::Decision;
 use pagetide_engine::scheduler::{Admission, Forecast, PlanReport, PlanStats};
 use pagetide_metrics::{self as metrics, Preemption, tenants};
@@ -73,6 +74,12 @@ impl SchedulerActor {
             client.tenant.iter().for_each(|tenant| tenant.prompt_tokens(prompt_tokens));
             if let Some(observer) = &client.observer {
                 observer.started(request);
+            }
+            client.cached_tokens = cached_tokens;
+            if client.hears_progress {
+                let cached = cached_tokens as u32;
+                // A closed channel means that the client has gone.
+                let _ = client.events.send(Event::Prefilled { cached_tokens: cached, computed: cached });
             }
         }
     }

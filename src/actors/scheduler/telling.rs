@@ -32,7 +32,10 @@ impl SchedulerActor {
 
     /// Sends the deliveries of the last commit to the clients.
     pub(super) fn tell(&mut self) {
-        let Some(News { deliveries, ended, at }) = self.news.take() else { return };
+        let Some(News { prefilled, deliveries, ended, at }) = self.news.take() else { return };
+        for (request, computed) in prefilled {
+            self.tell_progress(request, computed);
+        }
         let is_token = |delivery: &Delivery| matches!(delivery, Delivery::Token { .. });
         let num_tokens = deliveries.iter().filter(|(_, delivery)| is_token(delivery)).count();
         metrics::generated_tokens(num_tokens);
@@ -43,6 +46,15 @@ impl SchedulerActor {
         for request in ended {
             let by_length = self.clients.get(&request).is_some_and(|client| client.ended_by_length);
             self.close(request, if by_length { Outcome::Length } else { Outcome::Stop });
+        }
+    }
+
+    /// Says how far the prompt is, to a client that wants to hear it.
+    fn tell_progress(&self, request: RequestId, computed: usize) {
+        let Some(client) = self.clients.get(&request) else { return };
+        if client.hears_progress {
+            let (cached_tokens, computed) = (client.cached_tokens as u32, computed.min(client.prompt_tokens) as u32);
+            let _ = client.events.send(Event::Prefilled { cached_tokens, computed });
         }
     }
 
@@ -110,6 +122,7 @@ impl SchedulerActor {
                 first_token: client.first_token,
                 last_token: last_token.map(|last| *last - client.arrived),
                 prompt_tokens: client.prompt_tokens,
+                cached_tokens: client.cached_tokens,
                 preemptions: client.bill.preemptions,
                 max_tokens: client.max_tokens,
                 generated: client.generated,

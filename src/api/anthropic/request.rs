@@ -198,6 +198,7 @@ fn chat(body: MessagesBody, problems: &FieldProblems, model: &ModelInfo) -> Resu
         names.continued = last.into();
     }
     let tools = fields.checked_tools()?;
+    // llama.cpp takes any budget.
     if let Some(thinks) = fields.thinks()? {
         // Templates of models that may think or not know this variable; others do not look at it.
         template.chat_template_kwargs.entry("enable_thinking").or_insert(thinks.into());
@@ -280,7 +281,7 @@ impl MessagesFields {
         }
     }
 
-    /// Whether the model is to think; `None`: nothing is said. How long it thinks is its own affair.
+    /// Whether the model is to think; `None`: nothing is said.
     fn thinks(&self) -> Result<Option<bool>, ApiError> {
         let Some(thinking) = &self.thinking else { return Ok(None) };
         let kind = string("thinking", thinking, "type")?;

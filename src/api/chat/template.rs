@@ -5,6 +5,8 @@ use crate::checks::one_of;
 use crate::model_info::ModelInfo;
 use crate::prompt::ChatPrompt;
 use pagetide_base::error::ApiError;
+use pagetide_config::ThinkingDefault;
+use pagetide_text::chat_template::today;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
@@ -66,7 +68,15 @@ pub struct TemplateSettings {
     add_special_tokens: bool,
     kwargs: Map<String, Value>,
     template: Option<String>,
+    /// Templates are given the tools under another name too.
+    is_llama_cpp: bool,
 }
+
+/// Variables that llama.cpp gives templates beside those of transformers: today's date as Llama 3 and FireFunction
+/// write it.
+const DATES: [(&str, &str); 2] = [("date_string", "%d %b %Y"), ("datetime", "%b %d %Y")];
+/// The same: the tools as a text, for FireFunction's template.
+const FUNCTIONS: &str = "functions";
 
 impl TemplateFields {
     /// `effort`: what the API calls `reasoning_effort`.
@@ -89,12 +99,27 @@ impl TemplateFields {
         if let Some(given) = self.reasoning_effort {
             set_effort(effort, &given, &mut kwargs)?;
         }
+        let is_llama_cpp = model.speaks_llama_cpp();
+        let thinks = match model.server.get().thinking {
+            ThinkingDefault::Auto => is_llama_cpp.then_some(true),
+            ThinkingDefault::On => Some(true),
+            ThinkingDefault::Off => Some(false),
+        };
+        if let Some(thinks) = thinks {
+            kwargs.entry("enable_thinking").or_insert(thinks.into());
+        }
+        if is_llama_cpp {
+            for (name, format) in DATES {
+                kwargs.entry(name).or_insert_with(|| today(format).into());
+            }
+        }
         Ok(TemplateSettings {
             add_generation_prompt: self.add_generation_prompt.unwrap_or(!self.continue_final_message),
             continue_final_message: self.continue_final_message,
             add_special_tokens: self.add_special_tokens,
             kwargs,
             template: self.chat_template,
+            is_llama_cpp,
         })
     }
 }
@@ -102,13 +127,18 @@ impl TemplateFields {
 impl TemplateSettings {
     /// The prompt that these messages become.
     pub fn prompt(&self, messages: Vec<Value>, tools: Option<Value>) -> ChatPrompt {
+        let mut kwargs = self.kwargs.clone();
+        if self.is_llama_cpp {
+            let text = tools.as_ref().map(|tools| format!("{tools:#}")).unwrap_or_default();
+            kwargs.entry(FUNCTIONS).or_insert(text.into());
+        }
         ChatPrompt {
             messages,
             tools,
             add_generation_prompt: self.add_generation_prompt,
             continue_final_message: self.continue_final_message,
             add_special_tokens: self.add_special_tokens,
-            kwargs: self.kwargs.clone(),
+            kwargs,
             template: self.template.clone(),
         }
     }

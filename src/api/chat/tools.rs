@@ -109,6 +109,11 @@ impl Tools {
         self.shown.retain(|tool| tool["function"]["name"].as_str().is_some_and(|name| names.contains(&name)));
     }
 
+    /// The template is shown the tools, and no calls are read.
+    pub fn read_no_calls(&mut self) {
+        self.choice = ToolChoice::None;
+    }
+
     pub fn is_empty(&self) -> bool {
         self.functions.is_empty()
     }

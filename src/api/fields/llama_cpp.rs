@@ -33,9 +33,6 @@ body_fields! {
         /// Whether the prompt's KV may come from the prefix cache. false: all of it is computed.
         #[schema(default = true)]
         pub cache_prompt: Option<bool>,
-        /// The answer says how long the prompt and the tokens took, in timings; each part of a stream does.
-        #[schema(default = false)]
-        pub timings_per_token: bool,
         /// Which of llama.cpp's slots takes the request. Without effect: any cached prefix is found by itself.
         #[schema(minimum = -1)]
         pub id_slot: Option<i64>,
@@ -55,7 +52,8 @@ body_fields! {
         pub sse_ping_interval: Option<i64>,
         /// Whether llama.cpp samples on the device. Without effect: samples do not depend on where they are drawn.
         pub backend_sampling: Option<bool>,
-        /// Adds llama.cpp's internals to answers. Without effect: there are none.
+        /// Whether a chat or completion of OpenAI's shows its prompt and parameters, as /completion does, in __verbose.
+        /// Default: as the server is set (server.verbose).
         pub verbose: Option<bool>,
         /// Whose grammar it is, to llama.cpp. Without effect: any grammar holds.
         pub grammar_type: Option<String>,
@@ -72,6 +70,19 @@ body_fields! {
         /// Where llama.cpp keeps points to return to. Without effect: full blocks are cached anyway.
         #[schema(value_type = Option<Vec<Object>>)]
         pub message_delimiters: Option<Vec<Value>>,
+    }
+}
+
+body_fields! {
+    /// What an answer says of its own making.
+    pub struct TelemetryFields {
+        /// The answer says how long the prompt and the tokens took, in timings; each part of a stream does.
+        #[schema(default = false)]
+        pub timings_per_token: bool,
+        /// A stream says how far the prompt is computed, in prompt_progress: when the request starts, and after each
+        /// part of its prompt.
+        #[schema(default = false)]
+        pub return_progress: bool,
     }
 }
 
@@ -106,6 +117,15 @@ const MAX_INDENT: i64 = 1024;
 /// An hour.
 const MAX_PREDICT_MS: i64 = 3_600_000;
 
+impl TelemetryFields {
+    pub fn apply(&self, request: &mut ApiRequest, model: &ModelInfo) {
+        request.answer.timings |= self.timings_per_token || model.speaks_llama_cpp();
+        request.answer.timings_per_token = self.timings_per_token;
+        request.answer.progress = self.return_progress && request.stream.is_some();
+        request.each.core.reports_progress = request.answer.progress;
+    }
+}
+
 impl LlamaCppFields {
     /// Refuses what is out of range in the fields that are not checked where they are used.
     pub fn check(&self) -> Result<(), ApiError> {
@@ -134,12 +154,12 @@ impl LlamaCppFields {
     }
 
     /// What the fields say beside lengths and probabilities.
-    pub fn apply(&self, request: &mut ApiRequest) -> Result<(), ApiError> {
+    pub fn apply(&self, request: &mut ApiRequest, model: &ModelInfo) -> Result<(), ApiError> {
         let min_indent = in_range("n_indent", self.n_indent.unwrap_or(0), 0..=MAX_INDENT)? as usize;
         let max_ms = in_range("t_max_predict_ms", self.t_max_predict_ms.unwrap_or(0), -1..=MAX_PREDICT_MS)?;
         let max_time = u64::try_from(max_ms).ok().filter(|ms| *ms > 0).map(Duration::from_millis);
         request.answer.lines = LineLimits { min_indent, max_time };
-        request.answer.timings |= self.timings_per_token;
+        request.answer.verbose = self.verbose.unwrap_or(model.server.get().verbose);
         if self.n_predict.is_some() {
             request.each.shortens_output = true;
         }

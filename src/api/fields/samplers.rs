@@ -2,11 +2,11 @@
 
 use super::sampling::SamplingFields;
 use crate::checks::{in_range, shown};
-use crate::model_info::ModelInfo;
 use pagetide_base::error::ApiError;
-use pagetide_base::sampling::extra::{Dry, DynamicTemperature, ExtraSamplers, Mirostat, MirostatVersion, Xtc};
+use pagetide_base::sampling::extra::{
+    Dry, DryBreakers, DynamicTemperature, ExtraSamplers, Mirostat, MirostatVersion, Xtc,
+};
 use pagetide_base::sampling::params::SamplingParams;
-use pagetide_text::breakers::dry_breakers;
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -36,8 +36,8 @@ const FILTERS: [&str; 7] = ["top_n_sigma", "dynatemp", "min_p", "top_k", "typ_p"
 
 impl SamplingFields {
     /// Adds to `params` what these fields say.
-    pub fn set_samplers(&self, params: &mut SamplingParams, model: &ModelInfo) -> Result<(), ApiError> {
-        let dry = self.dry(model)?;
+    pub fn set_samplers(&self, params: &mut SamplingParams) -> Result<(), ApiError> {
+        let dry = self.dry()?;
         let extra = ExtraSamplers {
             dry,
             top_n_sigma: float("top_n_sigma", self.top_n_sigma, -1.0, -1.0, 1000.0)?.max(0.0),
@@ -46,6 +46,7 @@ impl SamplingFields {
             dynamic_temperature: self.dynamic_temperature()?,
             mirostat: self.mirostat()?,
             min_keep: count("min_keep", self.min_keep, 0, 0)?,
+            logprobs_of_draw: false,
         };
         let repeat_penalty = self.repeat_penalty.filter(|penalty| *penalty != 1.0);
         let default = repeat_penalty.map(|_| DEFAULT_REPEAT_LAST_N);
@@ -81,7 +82,7 @@ impl SamplingFields {
         }
     }
 
-    fn dry(&self, model: &ModelInfo) -> Result<Option<Dry>, ApiError> {
+    fn dry(&self) -> Result<Option<Dry>, ApiError> {
         let multiplier = float("dry_multiplier", self.dry_multiplier, 0.0, 0.0, 100.0)?;
         let base = float("dry_base", self.dry_base, 1.75, 1.0, 100.0)?;
         let allowed_length = count("dry_allowed_length", self.dry_allowed_length, 2, 0)?;
@@ -92,10 +93,9 @@ impl SamplingFields {
         if multiplier == 0.0 || last_n == Some(0) {
             return Ok(None);
         }
-        let breakers = match &self.dry_sequence_breakers {
-            Some(breakers) => dry_breakers(&model.tokenizer, breakers)?,
-            None => dry_breakers(&model.tokenizer, &DEFAULT_BREAKERS)?,
-        };
+        let default = || DEFAULT_BREAKERS.map(str::to_owned).to_vec();
+        let texts = self.dry_sequence_breakers.clone().unwrap_or_else(default);
+        let breakers = DryBreakers { texts, ..DryBreakers::default() };
         Ok(Some(Dry { multiplier, base, allowed_length, last_n, breakers: Arc::new(breakers) }))
     }
 
@@ -271,5 +271,5 @@ fn changes_something(extra: &ExtraSamplers, params: &SamplingParams) -> bool {
         || extra.dynamic_temperature.is_some()
         || extra.mirostat.is_some()
         || (extra.min_keep > 1 && (params.top_p < 1.0 || params.min_p > 0.0));
-    extra.dry.is_some() || (draws && !params.is_greedy())
+    extra.logprobs_of_draw || extra.dry.is_some() || (draws && !params.is_greedy())
 }

@@ -257,7 +257,7 @@ impl SamplingFields {
             logprob_token_ids: Vec::new(),
             prompt_logprobs: num_logprobs("prompt_logprobs", self.prompt_logprobs, model)?,
         };
-        self.set_samplers(&mut params, model)?;
+        self.set_samplers(&mut params)?;
         for (name, value) in [("top_p", params.top_p), ("repetition_penalty", params.repetition_penalty)] {
             if value <= 0.0 {
                 return Err(ApiError::invalid(name, format!("{name} must be above 0, got {value}")));

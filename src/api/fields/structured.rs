@@ -71,7 +71,7 @@ enum ResponseFormat {
 #[derive(ToSchema)]
 #[allow(dead_code, reason = "only described")]
 struct NamedSchema {
-    /// Without effect.
+    /// It changes nothing. OpenAI demands it.
     name: Option<String>,
     description: Option<String>,
     /// The JSON schema.
@@ -233,7 +233,7 @@ fn structural_tag(param: &str) -> ApiError {
     ApiError::invalid(param, message)
 }
 
-/// A schema with its name, at `path`. `strict: true` closes its objects, whatever the server's setting is. Without it
+/// A schema, perhaps with a name, at `path`. `strict: true` closes its objects, whatever the server's setting is. Without it
 /// the output keeps to the schema too.
 pub fn json_schema(path: &str, given: &Value) -> Result<GrammarRequest, ApiError> {
     for (name, is_right, expected) in [

@@ -79,7 +79,7 @@ impl SampleFold {
             counts_reasoning_end: options.counts_reasoning_end,
             echo_chars: echo.chars().count(),
             output_chars: 0,
-            clock: (options.timings || options.lines.max_time.is_some()).then(TokenClock::start),
+            clock: (options.timings || options.verbose || options.lines.max_time.is_some()).then(TokenClock::start),
             lines: (options.lines != LineLimits::default()).then(|| (options.lines.clone(), LineScan::default())),
             held: VecDeque::new(),
             num_ahead: 0,

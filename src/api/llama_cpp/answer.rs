@@ -1,17 +1,19 @@
 //! A completion in llama.cpp's shape, whole and in parts.
 
 use super::probabilities::Probabilities;
-use crate::delta::{Delta, Finish, StopReason};
+use crate::delta::{Delta, Finish, ProgressNotice, StopReason};
 use crate::fold::AnswerFold;
-use crate::timings::Timings;
+use crate::model_info::ModelInfo;
+use crate::request::ApiRequest;
+use crate::timings::{PromptProgress, Timings};
 use pagetide_base::ids::TokenId;
 use pagetide_base::sampling::params::SamplingParams;
+use pagetide_text::grammar::{GrammarRequest, GrammarSpec};
 use pagetide_text::tokenizer::Tokenizer;
 use serde::ser::Error;
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 use std::sync::Arc;
-use utoipa::ToSchema;
 
 /// How a completion is answered.
 pub struct NativeAnswer {
@@ -22,12 +24,13 @@ pub struct NativeAnswer {
     pub asked_tokens: Option<u32>,
     /// Most likely tokens reported with each token.
     pub num_probs: Option<u32>,
+    /// They are those behind all samplers.
+    pub post_sampling_probs: bool,
     /// The slot that the client asked for, or -1: no request has a slot of its own.
     pub id_slot: i64,
     pub n_keep: i64,
     pub n_discard: i64,
     pub return_tokens: bool,
-    pub return_progress: bool,
     pub timings_per_token: bool,
     /// Empty: all.
     pub response_fields: Vec<String>,
@@ -36,6 +39,17 @@ pub struct NativeAnswer {
     pub stop: Vec<String>,
     pub ignore_eos: bool,
     pub stream: bool,
+}
+
+/// No slot was asked for.
+pub const NO_SLOT: i64 = -1;
+
+/// The text of a grammar, where the client gave one.
+pub fn grammar_text(grammar: &GrammarRequest) -> Option<String> {
+    match &grammar.spec {
+        GrammarSpec::Grammar(text) => Some(text.clone()),
+        _ => None,
+    }
 }
 
 /// What is known of a choice.
@@ -52,7 +66,7 @@ impl ChoiceFacts {
             prompt: answers.prompt_tokens(choice).clone(),
             params: answers.params(choice).clone(),
             num_tokens: answers.choice_usage(choice).completion_tokens,
-            timings: answers.timings(choice).unwrap_or_default(),
+            timings: answers.measured(choice).unwrap_or_default(),
         }
     }
 
@@ -80,21 +94,9 @@ pub struct CompletionPart<'a> {
     completion_probabilities: Option<Probabilities<'a>>,
 }
 
-/// How far the prompt is computed.
-#[derive(Clone, Copy, Serialize, ToSchema)]
-pub struct PromptProgress {
-    /// The prompt's tokens.
-    pub total: usize,
-    /// Those that came from the prefix cache.
-    pub cache: usize,
-    /// Those that are computed, cached ones included.
-    pub processed: usize,
-    pub time_ms: f64,
-}
-
 /// A whole completion, or the last part of a streamed one.
 #[derive(Serialize)]
-struct WholeCompletion<'a> {
+pub struct WholeCompletion<'a> {
     index: u32,
     content: &'a str,
     tokens: &'a [TokenId],
@@ -133,15 +135,7 @@ impl NativeAnswer {
     }
 
     /// A part that only says how far the prompt is.
-    pub fn progress(&self, choice: u32, facts: &ChoiceFacts, is_computed: bool) -> CompletionPart<'static> {
-        let progress = PromptProgress {
-            total: facts.num_prompt(),
-            cache: if is_computed { facts.timings.cache_n } else { 0 },
-            processed: if is_computed { facts.num_prompt() } else { 0 },
-            time_ms: facts.timings.prompt_ms,
-        };
-        // What comes with the progress is from before the first token.
-        let timings = Timings { predicted_n: 0, ..facts.timings };
+    pub fn progress(&self, ProgressNotice { choice, progress, timings }: ProgressNotice) -> CompletionPart<'static> {
         CompletionPart {
             index: choice,
             content: "",
@@ -149,15 +143,20 @@ impl NativeAnswer {
             stop: false,
             id_slot: self.id_slot,
             tokens_predicted: 0,
-            tokens_evaluated: facts.num_prompt(),
-            timings: self.timings_per_token.then_some(timings),
+            tokens_evaluated: progress.total,
+            timings,
             prompt_progress: Some(progress),
             completion_probabilities: None,
         }
     }
 
     fn probabilities<'a>(&'a self, delta: &'a Delta) -> Option<Probabilities<'a>> {
-        let of = |num_top| Probabilities { tokenizer: &self.tokenizer, positions: &delta.positions, num_top };
+        let of = |num_top| Probabilities {
+            tokenizer: &self.tokenizer,
+            positions: &delta.positions,
+            num_top,
+            of_draw: self.post_sampling_probs,
+        };
         self.num_probs.map(of)
     }
 
@@ -169,7 +168,30 @@ impl NativeAnswer {
         if self.response_fields.is_empty() { whole } else { chosen(&self.response_fields, &whole) }
     }
 
-    fn completion<'a>(&'a self, delta: &'a Delta, facts: &ChoiceFacts) -> WholeCompletion<'a> {
+    /// What is said of a chat or completion of OpenAI's.
+    pub fn about(request: &ApiRequest, model: &ModelInfo) -> Self {
+        let each = &request.each;
+        Self {
+            model: model.served_name.clone(),
+            tokenizer: model.tokenizer.clone(),
+            max_model_len: model.max_model_len as usize,
+            asked_tokens: Some(each.core.params.max_tokens).filter(|asked| *asked > 0),
+            num_probs: request.answer.logprobs,
+            post_sampling_probs: false,
+            id_slot: NO_SLOT,
+            n_keep: 0,
+            n_discard: 0,
+            return_tokens: true,
+            timings_per_token: request.answer.timings_per_token,
+            response_fields: Vec::new(),
+            grammar: each.grammar.as_ref().and_then(grammar_text),
+            stop: request.answer.text.stop.clone(),
+            ignore_eos: each.ignore_eos,
+            stream: request.stream.is_some(),
+        }
+    }
+
+    pub fn completion<'a>(&'a self, delta: &'a Delta, facts: &ChoiceFacts) -> WholeCompletion<'a> {
         let ended = Finish::length();
         let reason = delta.finish.as_ref().unwrap_or(&ended);
         let (stop_type, stopping_word) =

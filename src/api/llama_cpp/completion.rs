@@ -1,13 +1,13 @@
 //! `POST /completion`.
 
-use super::answer::NativeAnswer;
+use super::answer::{NO_SLOT, NativeAnswer, grammar_text};
 use super::logit_bias::{BAN, LogitBiasForms, logit_bias};
 use super::prompt::{NativePromptForms, prompts};
 use crate::body::fields::{FieldSource, IdsField};
 use crate::body::refused::Refused;
 use crate::body::{BodyFields, FieldProblems, ParsedBody, body, body_fields};
 use crate::checks::in_range;
-use crate::fields::llama_cpp::{ChatReadingFields, LlamaCppFields};
+use crate::fields::llama_cpp::{ChatReadingFields, LlamaCppFields, TelemetryFields};
 use crate::fields::memory::MemoryFields;
 use crate::fields::model::ModelField;
 use crate::fields::sampling::{SamplingFields, check_min_tokens, num_logprobs};
@@ -18,7 +18,6 @@ use crate::prompt::Prompt;
 use crate::request::{ApiRequest, FieldNames, PromptRequest};
 use pagetide_base::error::ApiError;
 use pagetide_base::sampling::params::SamplingParams;
-use pagetide_text::grammar::GrammarSpec;
 use serde_json::{Map, Value};
 
 /// llama.cpp's defaults, where the model's authors recommend no others.
@@ -65,12 +64,13 @@ body_fields! {
         /// false: the token does not come.
         #[schema(value_type = Option<LogitBiasForms>)]
         logit_bias: Option<Value>,
+        /// With n_probs: probabilities behind all samplers, of the tokens that can still be drawn, instead of the
+        /// model's log-probabilities.
+        #[schema(default = false)]
+        post_sampling_probs: bool,
         /// A whole answer has its tokens. Parts of a stream always have theirs.
         #[schema(default = false)]
         return_tokens: bool,
-        /// A stream says when the prompt is accepted and when it is computed, in prompt_progress.
-        #[schema(default = false)]
-        return_progress: bool,
         /// The fields that a whole answer, or the last part of a stream, has; a slash leads into an object. Default:
         /// all.
         response_fields: Option<Vec<String>>,
@@ -107,6 +107,7 @@ body! {
     pub(super) struct GenerationBody {
         own: GenerationFields,
         llama_cpp: LlamaCppFields,
+        telemetry: TelemetryFields,
         chat_reading: ChatReadingFields,
         model: ModelField,
         sampling: NativeSampling,
@@ -133,7 +134,7 @@ pub fn parse(
     model: &ModelInfo,
 ) -> Result<NativeRequest, ApiError> {
     body.generation.check(&problems, model)?;
-    let prompts = prompts(NAMES.prompt, body.prompt.prompt, model.vocab_size)?;
+    let prompts = prompts(NAMES.prompt, body.prompt.prompt, true, model.vocab_size)?;
     body.generation.into_request(prompts, NAMES, model)
 }
 
@@ -189,7 +190,7 @@ impl GenerationBody {
     ) -> Result<NativeRequest, ApiError> {
         let OutputLength { asked, name } = self.length()?;
         let names = FieldNames { max_tokens: name, ..names };
-        let Self { own, llama_cpp, sampling: NativeSampling { mut sampling, structured }, .. } = self;
+        let Self { own, llama_cpp, telemetry, sampling: NativeSampling { mut sampling, structured }, .. } = self;
         fill_in(&mut sampling, model);
         sampling.n = llama_cpp.n_cmpl.or(sampling.n);
         let mut params = sampling.params(model)?;
@@ -205,6 +206,10 @@ impl GenerationBody {
         answer.logprobs = llama_cpp.num_probs(model)?.or(num_probs);
         answer.prompt_only = asked == Some(0);
         params.logprobs = answer.logprobs;
+        let post_sampling_probs = own.post_sampling_probs && answer.logprobs.is_some();
+        if post_sampling_probs {
+            params.extra.get_or_insert_default().logprobs_of_draw = true;
+        }
         params.max_tokens = asked.map_or(0, |asked| asked.max(1));
         check_min_tokens(&params, &names)?;
         let grammar = structured.check(&sampling)?;
@@ -212,24 +217,22 @@ impl GenerationBody {
         let (ignore_eos, stream) = (sampling.ignore_eos, sampling.stream);
         let each = PromptRequest { names, grammar, shortens_output: true, ..PromptRequest::without_prompt(params) };
         let mut request = sampling.into_request(prompts, each, answer, &MemoryFields::default(), model)?;
-        llama_cpp.apply(&mut request)?;
+        llama_cpp.apply(&mut request, model)?;
+        telemetry.apply(&mut request, model);
         let answer = NativeAnswer {
             model: model.served_name.clone(),
             tokenizer: model.tokenizer.clone(),
             max_model_len: model.max_model_len as usize,
             asked_tokens: asked,
             num_probs: request.answer.logprobs,
-            id_slot: llama_cpp.id_slot.unwrap_or(-1),
+            post_sampling_probs,
+            id_slot: llama_cpp.id_slot.unwrap_or(NO_SLOT),
             n_keep: llama_cpp.n_keep.unwrap_or(0),
             n_discard: llama_cpp.n_discard.unwrap_or(0),
             return_tokens: own.return_tokens,
-            return_progress: own.return_progress,
-            timings_per_token: llama_cpp.timings_per_token,
+            timings_per_token: telemetry.timings_per_token,
             response_fields: own.response_fields.unwrap_or_default(),
-            grammar: request.each.grammar.as_ref().and_then(|grammar| match &grammar.spec {
-                GrammarSpec::Grammar(text) => Some(text.clone()),
-                _ => None,
-            }),
+            grammar: request.each.grammar.as_ref().and_then(grammar_text),
             stop,
             ignore_eos,
             stream,

@@ -1,7 +1,6 @@
 //! What the API's description says of llama.cpp's API.
 #![allow(dead_code, reason = "the shapes are only described: see answer, stream and error, which write them")]
 
-use super::answer::PromptProgress;
 use super::completion::{GenerationFields, NOT_NATIVE, PromptField};
 use super::embedding::{NativeEmbedding, NativeEmbeddingFields};
 use super::infill::InfillFields;
@@ -9,14 +8,14 @@ use super::probabilities::TokenProbabilities;
 use super::slots::Slot;
 use super::template::{ChatInputTokens, RenderedChat};
 use crate::Object;
-use crate::fields::llama_cpp::{ChatReadingFields, LlamaCppFields};
+use crate::fields::llama_cpp::{ChatReadingFields, LlamaCppFields, TelemetryFields};
 use crate::fields::model::ModelField;
 use crate::fields::sampling::SamplingFields;
 use crate::fields::structured::StructuredFields;
 use crate::openai::chat;
 use crate::openapi::answers::Status;
 use crate::openapi::{Operation, Tag};
-use crate::timings::Timings;
+use crate::timings::{PromptProgress, Timings};
 use serde_json::json;
 use utoipa::ToSchema;
 
@@ -46,6 +45,7 @@ fn generation(operation: Operation, required: &[&'static str]) -> Operation {
     operation
         .fields::<GenerationFields>()
         .fields::<LlamaCppFields>()
+        .fields::<TelemetryFields>()
         .fields::<ChatReadingFields>()
         .fields::<ModelField>()
         .fields_but::<SamplingFields>(NOT_NATIVE)
@@ -96,10 +96,10 @@ pub fn slots() -> Operation {
     Operation::new(Tag::Server, "slots", "The seats of a step, with the sequences that hold blocks")
         .about(
             "Shows the requests of all clients, so where server.api_keys or server.metrics_key is set this path wants \
-             server.metrics_key or server.admin_key.",
+             server.metrics_key or server.admin_key. 501 where server.slots is false.",
         )
         .query_parameter("fail_on_no_slot", "Any value: 503 if no slot is idle.", json!({"type": "string"}))
-        .fails(&[403, 503])
+        .fails(&[403, 501, 503])
         .errors_as::<NativeError>()
         .answers::<Slots>("The slots.")
 }
@@ -142,6 +142,10 @@ struct NativeErrorDetails {
     message: String,
     /// invalid_request_error, exceed_context_size_error, not_supported_error, …
     r#type: String,
+    /// Of a prompt that is too long: its tokens.
+    n_prompt_tokens: Option<usize>,
+    /// The most tokens of prompt and output.
+    n_ctx: Option<usize>,
 }
 
 #[derive(ToSchema)]

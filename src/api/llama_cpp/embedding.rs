@@ -77,7 +77,7 @@ pub fn parse(
     let norm = in_range("embd_normalize", embd_normalize.unwrap_or(2), -1..=MAX_NORM)?;
     let is_given = |field: &IdsField| field.ids.is_some() || field.other.is_some();
     let (name, given) = if is_given(&input) { ("input", input) } else { ("content", content) };
-    let prompts = prompts(name, given, model.vocab_size)?;
+    let prompts = prompts(name, given, true, model.vocab_size)?;
     let names = FieldNames { prompt: name, ..FieldNames::COMPLETION };
     let each = embedding_of_each(names, model.pooling, None);
     Ok(NativeEmbeddingRequest { request: ApiRequest::new(prompts, each), norm })

@@ -10,7 +10,12 @@ pub fn error_body(error: &ApiError, _request_id: &str) -> Value {
         // Clients look for these words.
         message = format!("the request exceeds the available context size: {message}");
     }
-    json!({"error": {"code": error.status, "message": message, "type": kind(error)}})
+    let mut body = json!({"error": {"code": error.status, "message": message, "type": kind(error)}});
+    if let Some(context) = error.context {
+        body["error"]["n_prompt_tokens"] = context.prompt_tokens.into();
+        body["error"]["n_ctx"] = context.max_tokens.into();
+    }
+    body
 }
 
 fn is_of_context(error: &ApiError) -> bool {
@@ -52,5 +57,8 @@ mod tests {
         }
         let body = error_body(&ApiError::invalid("n_predict", "is wrong"), "");
         assert_eq!(body["error"]["message"], "n_predict: is wrong", "the field is named");
+        assert_eq!(body["error"].get("n_ctx"), None);
+        let body = error_body(&ApiError::context_length("prompt", "too long").with_context(300, 256), "");
+        assert_eq!((&body["error"]["n_prompt_tokens"], &body["error"]["n_ctx"]), (&json!(300), &json!(256)));
     }
 }

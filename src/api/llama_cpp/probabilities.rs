@@ -13,6 +13,8 @@ pub struct Probabilities<'a> {
     pub positions: &'a [Position],
     /// Most likely tokens of each.
     pub num_top: u32,
+    /// They are those of the draw: llama.cpp then writes probabilities, not their logarithms.
+    pub of_draw: bool,
 }
 
 /// A token and the most likely ones in its place.
@@ -20,7 +22,11 @@ pub struct Probabilities<'a> {
 pub struct TokenProbabilities {
     #[serde(flatten)]
     chosen: TokenProbability,
-    top_logprobs: Vec<TokenProbability>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    top_logprobs: Option<Vec<TokenProbability>>,
+    /// With post_sampling_probs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    top_probs: Option<Vec<TokenProbability>>,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -29,7 +35,11 @@ struct TokenProbability {
     /// Its text, without bytes at the end that are no whole character.
     token: String,
     bytes: Vec<u8>,
-    logprob: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logprob: Option<f64>,
+    /// With post_sampling_probs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prob: Option<f64>,
 }
 
 impl Serialize for Probabilities<'_> {
@@ -42,15 +52,18 @@ impl Serialize for Probabilities<'_> {
 impl Probabilities<'_> {
     fn of_position(&self, at: &PositionLogprobs) -> TokenProbabilities {
         let top = at.top.iter().take(self.num_top as usize);
-        TokenProbabilities {
-            chosen: self.of_token(&at.chosen),
-            top_logprobs: top.map(|of| self.of_token(of)).collect(),
-        }
+        let top: Vec<_> = top.map(|of| self.of_token(of)).collect();
+        let (top_logprobs, top_probs) = if self.of_draw { (None, Some(top)) } else { (Some(top), None) };
+        TokenProbabilities { chosen: self.of_token(&at.chosen), top_logprobs, top_probs }
     }
 
     fn of_token(&self, of: &TokenLogprob) -> TokenProbability {
         let bytes = self.tokenizer.token_bytes(of.token);
         let valid = bytes.utf8_chunks().next().map_or("", |chunk| chunk.valid());
-        TokenProbability { id: of.token, token: valid.to_owned(), logprob: json_logprob(of), bytes }
+        let (logprob, prob) = match self.of_draw {
+            true => (None, Some(f64::from(of.logprob).exp())),
+            false => (Some(json_logprob(of)), None),
+        };
+        TokenProbability { id: of.token, token: valid.to_owned(), logprob, prob, bytes }
     }
 }

@@ -38,14 +38,27 @@ pub enum TextOrToken {
 #[derive(ToSchema)]
 #[allow(dead_code, reason = "only described")]
 pub struct PromptObject {
-    prompt_string: String,
+    prompt_string: Option<String>,
+    /// Instead of prompt_string: parts of text, which are put together.
+    #[schema(value_type = Option<Vec<crate::Object>>)]
+    content: Option<Vec<Value>>,
 }
 
-/// A text, an array of texts and token ids of which at least one is an id, an object with `prompt_string`, or an array
-/// of these.
-pub fn prompts(param: &str, field: IdsField, vocab_size: u32) -> Result<Vec<Prompt>, ApiError> {
+/// A text, an array of texts and token ids of which at least one is an id, an object with `prompt_string` or `content`,
+/// or an array of these. `add_special_tokens`: whether the tokenizer adds its special tokens to what begins with a text.
+pub fn prompts(
+    param: &str,
+    field: IdsField,
+    add_special_tokens: bool,
+    vocab_size: u32,
+) -> Result<Vec<Prompt>, ApiError> {
+    let text = |text: String| Prompt::Text { text, add_special_tokens };
     let one = |param: &str, list: IdList| {
         let mut parts = list.mixed(param, vocab_size)?;
+        if !add_special_tokens && matches!(parts[..], [MixedPart::Text(_), ..]) {
+            // They are added to a text in the first place alone.
+            parts.insert(0, MixedPart::Ids(Vec::new()));
+        }
         Ok(match parts.pop() {
             Some(MixedPart::Ids(ids)) if parts.is_empty() => Prompt::Tokens(ids),
             last => {
@@ -62,17 +75,17 @@ pub fn prompts(param: &str, field: IdsField, vocab_size: u32) -> Result<Vec<Prom
             return Ok(vec![one(param, list)?]);
         }
         IdsField { ids: Some(Ids::Several { prompts, num }), .. } => (prompts, num),
-        IdsField { other: Some(Value::String(text)), .. } => return Ok(vec![text.into()]),
-        IdsField { other: Some(other), .. } => return Ok(vec![object(param, other)?]),
+        IdsField { other: Some(Value::String(given)), .. } => return Ok(vec![text(given)]),
+        IdsField { other: Some(other), .. } => return Ok(vec![text(object(param, other)?)]),
         IdsField { other: None, .. } => return Err(ApiError::invalid(param, format!("{param} is required"))),
     };
     let most = prompts.len();
     let read = prompts.into_iter().enumerate().map(|(i, prompt)| {
         let param = format!("{param}[{i}]");
         match prompt {
-            OneOf::Text(text) => Ok(text.into()),
+            OneOf::Text(given) => Ok(text(given)),
             OneOf::Ids(list) => one(&param, list),
-            OneOf::Other(other) => object(&param, other),
+            OneOf::Other(other) => object(&param, other).map(text),
         }
     });
     let read = read.collect::<Result<Vec<_>, _>>()?;
@@ -83,8 +96,8 @@ pub fn prompts(param: &str, field: IdsField, vocab_size: u32) -> Result<Vec<Prom
     Ok(read)
 }
 
-/// llama.cpp's form of a prompt with images, without images.
-fn object(param: &str, given: Value) -> Result<Prompt, ApiError> {
+/// The text of llama.cpp's form of a prompt with images, without images.
+fn object(param: &str, given: Value) -> Result<String, ApiError> {
     let Value::Object(mut fields) = given else {
         let message = format!(
             "{param} must be a string, an array of texts and token ids, an object with prompt_string, or an array of \
@@ -100,10 +113,35 @@ fn object(param: &str, given: Value) -> Result<Prompt, ApiError> {
         let message = format!("{param} must be empty, because this model reads text only, got {}", shown(data));
         return Err(ApiError::invalid(param, message));
     }
-    match fields.remove("prompt_string") {
-        Some(Value::String(text)) => Ok(text.into()),
-        other => Err(wrong_type(&format!("{param}.prompt_string"), "a string", other.as_ref())),
+    match (fields.remove("prompt_string"), fields.remove("content")) {
+        (Some(Value::String(text)), None) => Ok(text),
+        (None, Some(content)) => content_text(&format!("{param}.content"), &content),
+        (Some(_), Some(_)) => {
+            let param = format!("{param}.content");
+            Err(ApiError::invalid(&param, format!("{param} and prompt_string cannot be combined")))
+        }
+        (other, None) => Err(wrong_type(&format!("{param}.prompt_string"), "a string", other.as_ref())),
     }
+}
+
+/// Parts of text as one text.
+fn content_text(param: &str, content: &Value) -> Result<String, ApiError> {
+    let parts = content.as_array().ok_or_else(|| wrong_type(param, "an array of parts", Some(content)))?;
+    let text = |(i, part): (usize, &Value)| {
+        let param = format!("{param}[{i}]");
+        match (part.get("type").and_then(Value::as_str), part.get("text").and_then(Value::as_str)) {
+            (Some("text"), Some(text)) => Ok(text.to_owned()),
+            (Some("text"), None) => Err(wrong_type(&format!("{param}.text"), "a string", part.get("text"))),
+            _ => {
+                let message = format!(
+                    "{param} must be a part of type text, because this model reads text only, got {}",
+                    shown(part)
+                );
+                Err(ApiError::invalid(param, message))
+            }
+        }
+    };
+    parts.iter().enumerate().map(text).collect()
 }
 
 #[cfg(test)]
@@ -121,7 +159,7 @@ mod tests {
 
     fn parsed(prompt: Value) -> Result<String, ApiError> {
         let body = read_value::<PromptAlone>(&json!({ "prompt": prompt }))?.body;
-        prompts("prompt", body.prompt, 100).map(|prompts| format!("{prompts:?}"))
+        prompts("prompt", body.prompt, true, 100).map(|prompts| format!("{prompts:?}"))
     }
 
     fn text(text: &str) -> String {
@@ -140,10 +178,21 @@ mod tests {
             (json!(["a", "b", 3]), r#"[Mixed([Text("a"), Text("b"), Ids([3])])]"#.to_owned()),
             (json!([["a", 1], "b"]), format!(r#"[Mixed([Text("a"), Ids([1])]), {b}]"#)),
             (json!({"prompt_string": "a"}), format!("[{a}]")),
+            (json!({"content": [{"type": "text", "text": ""}, {"type": "text", "text": "a"}]}), format!("[{a}]")),
             (json!([[1], {"prompt_string": "a", "multimodal_data": []}]), format!("[Tokens([1]), {a}]")),
         ] {
             assert_eq!(parsed(prompt.clone()).unwrap(), expected, "{prompt}");
         }
+    }
+
+    #[test]
+    fn special_tokens_are_left_out_on_request() {
+        let of = |prompt: Value| {
+            let body = read_value::<PromptAlone>(&json!({ "prompt": prompt })).unwrap().body;
+            prompts("prompt", body.prompt, false, 100).map(|prompts| format!("{prompts:?}")).unwrap()
+        };
+        assert_eq!(of(json!({"prompt_string": "a"})), "[Text { text: \"a\", add_special_tokens: false }]");
+        assert_eq!(of(json!(["a", 1])), "[Mixed([Ids([]), Text(\"a\"), Ids([1])])]");
     }
 
     #[test]
@@ -159,6 +208,10 @@ mod tests {
             (json!(["a", null]), "prompt[1]"),
             (json!([{"prompt": "a"}]), "prompt[0].prompt_string"),
             (json!({"prompt_string": "a", "multimodal_data": ["x"]}), "prompt.multimodal_data"),
+            (json!({"prompt_string": "a", "content": []}), "prompt.content"),
+            (json!({"content": "a"}), "prompt.content"),
+            (json!([{"content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}]), "prompt[0].content[1]"),
+            (json!({"content": [{"type": "text"}]}), "prompt.content[0].text"),
         ] {
             assert_eq!(parsed(prompt.clone()).unwrap_err().param.as_deref(), Some(param), "{prompt}");
         }

@@ -12,8 +12,8 @@ pub fn props(model: &ModelInfo, num_slots: usize) -> Result<Value, ApiError> {
     let special = model.tokenizer.special_tokens();
     let text = |token: &Option<SpecialToken>| token.as_ref().map(|token| token.text.clone()).unwrap_or_default();
     let mut params = settings::sampling(&default_params(model)?);
-    // llama.cpp's word for a random one.
-    params["seed"] = u32::MAX.into();
+    // The largest number is llama.cpp's word for a random one.
+    params["seed"] = model.server.get().default_seed.unwrap_or(u32::MAX.into()).into();
     let template = model.chat_template.as_ref().map(|template| template.source().to_owned()).unwrap_or_default();
     Ok(json!({
         "default_generation_settings": {
@@ -25,7 +25,7 @@ pub fn props(model: &ModelInfo, num_slots: usize) -> Result<Value, ApiError> {
         // The path of the files is not told to clients.
         "model_path": model.served_name,
         "modalities": {"vision": false, "video": false, "audio": false},
-        "endpoint_slots": true,
+        "endpoint_slots": model.server.get().slots,
         "endpoint_props": false,
         "endpoint_metrics": true,
         "ui": true,

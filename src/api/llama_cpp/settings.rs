@@ -85,6 +85,7 @@ impl NativeAnswer {
             ("n_probs", json!(self.num_probs.unwrap_or(0))),
             ("grammar", json!(self.grammar.as_deref().unwrap_or_default())),
             ("timings_per_token", json!(self.timings_per_token)),
+            ("post_sampling_probs", json!(self.post_sampling_probs)),
         ] {
             settings[name] = value;
         }

@@ -2,7 +2,7 @@
 
 use super::answer::{ChoiceFacts, NativeAnswer};
 use super::error::error_body;
-use crate::delta::Delta;
+use crate::delta::{Delta, ProgressNotice};
 use crate::events::WriteEvents;
 use crate::fold::AnswerFold;
 use pagetide_base::error::ApiError;
@@ -15,7 +15,6 @@ pub struct CompletionEvents {
 
 #[derive(Clone, Default)]
 struct ChoiceProgress {
-    begun: bool,
     has_new_line: bool,
 }
 
@@ -26,21 +25,13 @@ impl CompletionEvents {
 }
 
 impl WriteEvents for CompletionEvents {
-    fn begin(&mut self, out: &mut Vec<u8>, answers: &AnswerFold) {
+    fn begin(&mut self, _: &mut Vec<u8>, answers: &AnswerFold) {
         self.choices = vec![ChoiceProgress::default(); answers.num_choices()];
-        if self.answer.return_progress {
-            for choice in 0..answers.num_choices() as u32 {
-                write(out, &self.answer.progress(choice, &ChoiceFacts::new(answers, choice), false));
-            }
-        }
     }
 
     fn delta(&mut self, out: &mut Vec<u8>, delta: Delta, answers: &AnswerFold) {
         let facts = ChoiceFacts::new(answers, delta.choice);
         let choice = &mut self.choices[delta.choice as usize];
-        if !std::mem::replace(&mut choice.begun, true) && self.answer.return_progress {
-            write(out, &self.answer.progress(delta.choice, &facts, true));
-        }
         choice.has_new_line |= delta.text.contains('\n');
         if !delta.text.is_empty() || !delta.tokens.is_empty() {
             write(out, &self.answer.part(&delta, &facts));
@@ -48,6 +39,10 @@ impl WriteEvents for CompletionEvents {
         if delta.finish.is_some() {
             write(out, &self.answer.last_part(&delta, &facts, choice.has_new_line));
         }
+    }
+
+    fn progress(&mut self, out: &mut Vec<u8>, notice: ProgressNotice, _: &AnswerFold) {
+        write(out, &self.answer.progress(notice));
     }
 
     fn error(&mut self, out: &mut Vec<u8>, error: &ApiError) {

@@ -20,7 +20,7 @@ pub fn apply(
     model: &ModelInfo,
     budget: &Budget,
 ) -> Result<(RenderedChat, usize), ApiError> {
-    let request = chat::parse(body, model)?;
+    let request = chat::parse_prompt(body, model)?;
     let names = &request.each.names;
     let mut prompt = String::new();
     for part in &request.prompts {
@@ -46,7 +46,7 @@ pub fn input_tokens(
     model: &ModelInfo,
     budget: &Budget,
 ) -> Result<(ChatInputTokens, usize), ApiError> {
-    let request = chat::parse(body, model)?;
+    let request = chat::parse_prompt(body, model)?;
     let names = &request.each.names;
     let tokens = request.prompts.iter().map(|prompt| model.encode(prompt, names, budget).map(|tokens| tokens.len()));
     let input_tokens = tokens.sum::<Result<usize, _>>()?;

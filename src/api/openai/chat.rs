@@ -7,7 +7,7 @@ use crate::body::{ParsedBody, body, body_fields};
 use crate::chat::messages::CallArguments;
 use crate::chat::{Chat, TemplateFields};
 use crate::checks::{in_range, shortened, shown, wrong_type};
-use crate::fields::llama_cpp::{LlamaCppFields, NativeShapeFields};
+use crate::fields::llama_cpp::{LlamaCppFields, NativeShapeFields, TelemetryFields};
 use crate::fields::memory::MemoryFields;
 use crate::fields::model::ModelField;
 use crate::fields::request_id::RequestIdFields;
@@ -84,6 +84,7 @@ body! {
         structured: StructuredFields,
         request_id: RequestIdFields,
         llama_cpp: LlamaCppFields,
+        telemetry: TelemetryFields,
         native_shape: NativeShapeFields,
         accepted: AcceptedFields,
         accepted_in_chats: AcceptedChatFields,
@@ -145,6 +146,7 @@ pub fn describe_fields(operation: Operation) -> Operation {
         .fields::<StructuredFields>()
         .fields::<RequestIdFields>()
         .fields::<LlamaCppFields>()
+        .fields::<TelemetryFields>()
         .fields::<NativeShapeFields>()
         .fields::<AcceptedFields>()
         .fields::<AcceptedChatFields>()
@@ -175,14 +177,51 @@ pub fn describe_batch() -> Operation {
     describe_fields(operation).answers::<ChatCompletion>("The answers.").generates()
 }
 
-pub fn parse(ParsedBody { body, problems }: ParsedBody<ChatBody>, model: &ModelInfo) -> Result<ApiRequest, ApiError> {
+pub fn parse(body: ParsedBody<ChatBody>, model: &ModelInfo) -> Result<ApiRequest, ApiError> {
+    parse_for(body, true, model)
+}
+
+/// [`parse`] for the prompt alone. There is no answer, so it does not matter whether calls in it could be read.
+pub fn parse_prompt(body: ParsedBody<ChatBody>, model: &ModelInfo) -> Result<ApiRequest, ApiError> {
+    parse_for(body, false, model)
+}
+
+fn parse_for(
+    ParsedBody { body, problems }: ParsedBody<ChatBody>,
+    reads_answer: bool,
+    model: &ModelInfo,
+) -> Result<ApiRequest, ApiError> {
     problems.check_object()?;
     body.model.check(&problems, model)?;
     body.refused.check()?;
     problems.check()?;
     let mut body = body;
     let messages = checked_messages(std::mem::take(&mut body.messages).given()?)?;
-    request(body, messages, Vec::new(), model)
+    if model.speaks_llama_cpp() {
+        continue_assistant(&messages, &mut body.template)?;
+    }
+    request(body, messages, Vec::new(), reads_answer, model)
+}
+
+/// As in llama.cpp: the answer goes on from a last message of the assistant, whether or not the client says so.
+fn continue_assistant(messages: &[Value], template: &mut TemplateFields) -> Result<(), ApiError> {
+    let is_assistants = |message: &&Value| message["role"] == "assistant";
+    let num_last = messages.iter().rev().take_while(is_assistants).count();
+    if template.continue_final_message || num_last == 0 {
+        return Ok(());
+    }
+    let param = format!("messages[{}]", messages.len() - 1);
+    if num_last > 1 {
+        let message = format!("{param}: a conversation must not end with 2 or more messages of the assistant");
+        return Err(ApiError::invalid(param, message));
+    }
+    if messages.last().is_some_and(|last| last.get("tool_calls").is_some()) {
+        let message = format!("{param}: a message with tool_calls cannot be continued; add the results of the tools");
+        return Err(ApiError::invalid(param, message));
+    }
+    template.continue_final_message = true;
+    template.add_generation_prompt = None;
+    Ok(())
 }
 
 /// A request with a prompt for each conversation.
@@ -217,7 +256,7 @@ pub fn parse_batch(
     });
     let mut checked = checked.collect::<Result<Vec<_>, _>>()?;
     let first = checked.remove(0);
-    request(chat, first, checked, model)
+    request(chat, first, checked, true, model)
 }
 
 /// `messages` and `others`: checked.
@@ -225,14 +264,19 @@ fn request(
     body: ChatBody,
     messages: Vec<Value>,
     others: Vec<Vec<Value>>,
+    reads_answer: bool,
     model: &ModelInfo,
 ) -> Result<ApiRequest, ApiError> {
-    let ChatBody { own, mut sampling, template, tools, memory, structured, llama_cpp, request_id, .. } = body;
+    let ChatBody { own, mut sampling, template, tools, memory, structured, llama_cpp, telemetry, request_id, .. } =
+        body;
     llama_cpp.check()?;
     sampling.n = llama_cpp.n_cmpl.or(sampling.n);
     body.accepted.check()?;
     body.accepted_in_chats.check()?;
-    let tools = tools.check()?;
+    let mut tools = tools.check()?;
+    if !reads_answer {
+        tools.read_no_calls();
+    }
     let (name, given) = match (own.max_completion_tokens, own.max_tokens) {
         (Some(given), _) => ("max_completion_tokens", Some(given)),
         (None, Some(given)) => ("max_tokens", Some(given)),
@@ -262,7 +306,8 @@ fn request(
         names: FieldNames::CHAT,
     };
     let mut request = request_id.name(chat.into_batch(others, model)?)?;
-    llama_cpp.apply(&mut request)?;
+    llama_cpp.apply(&mut request, model)?;
+    telemetry.apply(&mut request, model);
     Ok(request)
 }
 

@@ -6,7 +6,7 @@ use crate::body::ids::{Ids, OneOf};
 use crate::body::refused::Refused;
 use crate::body::{ParsedBody, body, body_fields};
 use crate::checks::shown;
-use crate::fields::llama_cpp::{ChatReadingFields, LlamaCppFields, NativeShapeFields};
+use crate::fields::llama_cpp::{ChatReadingFields, LlamaCppFields, NativeShapeFields, TelemetryFields};
 use crate::fields::memory::MemoryFields;
 use crate::fields::model::ModelField;
 use crate::fields::request_id::RequestIdFields;
@@ -63,6 +63,7 @@ body! {
         structured: StructuredFields,
         request_id: RequestIdFields,
         llama_cpp: LlamaCppFields,
+        telemetry: TelemetryFields,
         chat_reading: ChatReadingFields,
         native_shape: NativeShapeFields,
         accepted: AcceptedFields,
@@ -91,6 +92,7 @@ pub fn describe() -> Operation {
         .fields::<StructuredFields>()
         .fields::<RequestIdFields>()
         .fields::<LlamaCppFields>()
+        .fields::<TelemetryFields>()
         .fields::<ChatReadingFields>()
         .fields::<NativeShapeFields>()
         .fields::<AcceptedFields>()
@@ -109,7 +111,7 @@ pub fn parse(
     body.refused.check()?;
     problems.check()?;
     body.accepted.check()?;
-    let CompletionBody { own, mut sampling, memory, structured, llama_cpp, request_id, .. } = body;
+    let CompletionBody { own, mut sampling, memory, structured, llama_cpp, telemetry, request_id, .. } = body;
     llama_cpp.check()?;
     sampling.n = llama_cpp.n_cmpl.or(sampling.n);
     let n_predict = llama_cpp.max_tokens()?.map(|most| most.map_or(-1, i64::from));
@@ -147,7 +149,8 @@ pub fn parse(
     let grammar = structured.check(&sampling)?;
     let each = PromptRequest { names, grammar, ..PromptRequest::without_prompt(params) };
     let mut request = request_id.name(sampling.into_request(prompts, each, answer, &memory, model)?)?;
-    llama_cpp.apply(&mut request)?;
+    llama_cpp.apply(&mut request, model)?;
+    telemetry.apply(&mut request, model);
     Ok(request)
 }
 

@@ -2,7 +2,6 @@
 
 use super::accepted::AcceptedFields;
 use super::chat::{MessagesField, checked_messages};
-use super::completion;
 use crate::body::fields::IdsField;
 use crate::body::refused::Refused;
 use crate::body::{ParsedBody, body, body_fields};
@@ -16,6 +15,7 @@ use crate::fields::request_id::RequestIdFields;
 use crate::fields::unsupported::UnsupportedFields;
 use crate::fold::AnsweredPrompt;
 use crate::id::unix_time_s;
+use crate::llama_cpp::prompt::{self, NativePromptForms};
 use crate::model_info::ModelInfo;
 use crate::openapi::{Operation, Tag};
 use crate::prompt::Prompt;
@@ -29,8 +29,9 @@ use utoipa::ToSchema;
 
 body_fields! {
     struct InputFields {
-        /// A text, token ids, or an array of either. Either this or messages.
-        #[schema(value_type = Option<completion::PromptForms>)]
+        /// A text, texts and token ids, an object with prompt_string or content, or an array of these. Either this or
+        /// messages.
+        #[schema(value_type = Option<NativePromptForms>)]
         input: IdsField,
         /// Whether the tokenizer adds its special tokens. Default: to a text, but not to a chat.
         add_special_tokens: Option<bool>,
@@ -210,7 +211,7 @@ fn parse_as(
         input => {
             let names = FieldNames::EMBEDDING;
             let add_special_tokens = own.add_special_tokens.unwrap_or(true);
-            (completion::prompts(names.prompt, input, add_special_tokens, model.vocab_size)?, names)
+            (prompt::prompts(names.prompt, input, add_special_tokens, model.vocab_size)?, names)
         }
     };
     let (normalize, encoding) = (pooling.normalize()?, encoding.check(model)?);

@@ -23,8 +23,9 @@ pub struct ChatMessage<'a> {
 pub struct ChatMessageDelta<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     role: Option<&'static str>,
+    /// `Some(None)` is null.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub content: Option<Cow<'a, str>>,
+    pub content: Option<Option<Cow<'a, str>>>,
     #[serde(flatten)]
     reasoning: ReasoningTexts<'a>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -85,9 +86,10 @@ impl<'a> ChatMessage<'a> {
 }
 
 impl<'a> ChatMessageDelta<'a> {
-    /// Before all others of a choice.
-    pub fn begin() -> Self {
-        Self { role: Some("assistant"), content: Some("".into()), ..Self::default() }
+    /// Before all others of a choice. Its content is empty at OpenAI, and null in llama.cpp.
+    pub fn begin(is_llama_cpp: bool) -> Self {
+        let content = (!is_llama_cpp).then_some("".into());
+        Self { role: Some("assistant"), content: Some(content), ..Self::default() }
     }
 
     /// The same, which says whose message it is.
@@ -97,7 +99,8 @@ impl<'a> ChatMessageDelta<'a> {
 
     /// Of the pieces of a delta.
     pub fn new(pieces: &'a [ChatPiece]) -> Self {
-        Self { role: None, content: content(pieces), reasoning: ReasoningTexts::new(pieces), tool_calls: calls(pieces) }
+        let content = content(pieces).map(Some);
+        Self { role: None, content, reasoning: ReasoningTexts::new(pieces), tool_calls: calls(pieces) }
     }
 
     /// Says that it has no reasoning, where it has none: SGLang's clients read the field in every chunk.

@@ -1,15 +1,19 @@
 //! The answer's JSON, whole and as stream chunks.
 
 use super::Endpoint;
+use super::error::ErrorAnswer;
 use super::logprobs::{Logprobs, PromptLogprobs, TokenNames};
 use super::message::{ChatMessage, ChatMessageDelta};
-use crate::delta::{Delta, Finish, StopReason};
+use crate::delta::{Delta, Finish, ProgressNotice, StopReason};
 use crate::fold::{AnswerFold, AnsweredPrompt};
 use crate::id::unix_time_s;
+use crate::llama_cpp::answer::{ChoiceFacts, NativeAnswer, WholeCompletion};
+use crate::llama_cpp::error::error_body;
 use crate::model_info::ModelInfo;
 use crate::request::{AnswerOptions, ApiRequest};
-use crate::timings::Timings;
+use crate::timings::{PromptProgress, Timings};
 use crate::usage::{RequestMetrics, Usage};
+use pagetide_base::error::ApiError;
 use pagetide_base::ids::TokenId;
 use pagetide_text::tokenizer::Tokenizer;
 use serde::{Serialize, Serializer};
@@ -34,6 +38,9 @@ pub struct OpenAiAnswer {
     /// The model's end tokens.
     eos_token_ids: Vec<TokenId>,
     options: AnswerOptions,
+    is_llama_cpp: bool,
+    /// How the prompt and the parameters are shown, where the client asks for them.
+    verbose: Option<Box<NativeAnswer>>,
 }
 
 /// What an answer or a chunk begins with.
@@ -57,6 +64,10 @@ struct ChunkBody<'a> {
     prompt_token_ids: Option<&'a [TokenId]>,
     #[serde(skip_serializing_if = "Option::is_none")]
     timings: Option<Timings>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_progress: Option<PromptProgress>,
+    #[serde(rename = "__verbose", skip_serializing_if = "Option::is_none")]
+    verbose: Option<Value>,
 }
 
 /// A whole answer. It becomes JSON as it is written, one choice after the other: log-probabilities are large.
@@ -68,6 +79,8 @@ pub struct WholeAnswer {
     usage: Usage,
     /// Of the first choice.
     timings: Option<Timings>,
+    /// The same; `None`: it is not shown.
+    verbose: Option<ChoiceFacts>,
     passed_on: Option<PassedOn>,
 }
 
@@ -111,6 +124,8 @@ impl Serialize for WholeAnswer {
             timings: Option<Timings>,
             #[serde(flatten)]
             prompt: PromptFields<'a>,
+            #[serde(rename = "__verbose", skip_serializing_if = "Option::is_none")]
+            verbose: Option<WholeCompletion<'a>>,
             #[serde(flatten)]
             passed_on: Option<PassedOnFields<'a>>,
         }
@@ -127,6 +142,12 @@ impl Serialize for WholeAnswer {
             usage: *usage,
             timings: *timings,
             prompt: if is_chat { self.prompt_fields(0) } else { PromptFields::default() },
+            verbose: answer
+                .verbose
+                .as_ref()
+                .zip(choices.first())
+                .zip(self.verbose.as_ref())
+                .map(|((native, first), facts)| native.completion(&first.delta, facts)),
             passed_on: passed_on
                 .as_ref()
                 .map(|PassedOn { kv_transfer_params, metrics, .. }| PassedOnFields { kv_transfer_params, metrics }),
@@ -257,7 +278,9 @@ impl OpenAiAnswer {
             Endpoint::Chat => "chatcmpl",
             Endpoint::Completion => "cmpl",
         };
-        Self::with_id(endpoint, format!("{prefix}-{}", request.id), request.answer.clone(), model)
+        let id = format!("{prefix}-{}", request.id);
+        let verbose = request.answer.verbose.then(|| Box::new(NativeAnswer::about(request, model)));
+        Self { verbose, ..Self::with_id(endpoint, id, request.answer.clone(), model) }
     }
 
     /// An answer with this id.
@@ -270,7 +293,9 @@ impl OpenAiAnswer {
             chunk_head: Vec::new(),
             tokenizer: Arc::clone(&model.tokenizer),
             eos_token_ids: model.eos_token_ids.clone(),
+            is_llama_cpp: model.speaks_llama_cpp(),
             options,
+            verbose: None,
         };
         answer.chunk_head = serde_json::to_vec(&answer.head(answer.chunk_object())).expect(PLAIN);
         answer.chunk_head.pop();
@@ -295,8 +320,11 @@ impl OpenAiAnswer {
         let timings = choices.first().and_then(|first| answers.timings(first.choice));
         let choice =
             |(index, delta): (u32, Delta)| WholeChoice { index, prompt: (delta.choice / num_samples) as usize, delta };
+        let first = choices.first().filter(|_| self.verbose.is_some());
+        let verbose = first.map(|first| ChoiceFacts::new(&answers, first.choice));
         let choices = (0..).zip(choices).map(choice).collect();
-        WholeAnswer { answer: self, choices, prompts: answers.into_prompts(), usage, timings, passed_on: None }
+        let prompts = answers.into_prompts();
+        WholeAnswer { answer: self, choices, prompts, usage, timings, verbose, passed_on: None }
     }
 
     /// The whole answer to prompts that another server has run.
@@ -307,7 +335,7 @@ impl OpenAiAnswer {
         usage: Usage,
         passed_on: PassedOn,
     ) -> WholeAnswer {
-        WholeAnswer { answer: self, choices, prompts, usage, timings: None, passed_on: Some(passed_on) }
+        WholeAnswer { answer: self, choices, prompts, usage, timings: None, verbose: None, passed_on: Some(passed_on) }
     }
 
     /// Whether a choice's first chunk says its role.
@@ -317,18 +345,19 @@ impl OpenAiAnswer {
 
     /// The chunk before a choice's first delta: its role.
     pub fn write_role(&self, out: &mut Vec<u8>, choice: u32, answers: &AnswerFold, usage: Option<Option<Usage>>) {
-        let content = ChoiceContent::Delta(self.with_reasoning(ChatMessageDelta::begin()));
+        let content = ChoiceContent::Delta(self.with_reasoning(ChatMessageDelta::begin(self.is_llama_cpp)));
         let written = AnswerChoice { index: choice, content, ..AnswerChoice::default() };
         let prompt_token_ids = self.options.return_token_ids.then(|| answers.prompt_tokens(choice).as_slice());
-        self.write(out, &ChunkBody { choices: &[written], usage, prompt_token_ids, timings: None });
+        self.write(out, &ChunkBody { choices: &[written], usage, prompt_token_ids, ..ChunkBody::default() });
     }
 
-    /// A chunk. `first`: the choice had none before.
+    /// A chunk. `first`: the choice had none before. `has_new_line`: its text so far has.
     pub fn write_delta(
         &self,
         out: &mut Vec<u8>,
         delta: &Delta,
         first: bool,
+        has_new_line: bool,
         answers: &AnswerFold,
         usage: Option<Option<Usage>>,
     ) {
@@ -344,8 +373,24 @@ impl OpenAiAnswer {
             },
             ..self.choice(delta)
         };
-        let timings = answers.timings(delta.choice);
-        self.write(out, &ChunkBody { choices: &[written], usage, timings, ..ChunkBody::default() });
+        let timings = match delta.finish {
+            Some(_) => answers.timings(delta.choice),
+            None => answers.part_timings(delta.choice),
+        };
+        let verbose = self.verbose.as_ref().filter(|_| delta.finish.is_some());
+        let verbose =
+            verbose.map(|native| native.last_part(delta, &ChoiceFacts::new(answers, delta.choice), has_new_line));
+        self.write(out, &ChunkBody { choices: &[written], usage, timings, verbose, ..ChunkBody::default() });
+    }
+
+    /// What a stream that fails ends with.
+    pub fn error_body(&self, error: &ApiError) -> Value {
+        if self.is_llama_cpp { error_body(error, "") } else { serde_json::json!(ErrorAnswer::from(error)) }
+    }
+
+    /// A chunk that says how far a prompt is. It has no choices.
+    pub fn write_progress(&self, out: &mut Vec<u8>, ProgressNotice { progress, timings, .. }: ProgressNotice) {
+        self.write(out, &ChunkBody { prompt_progress: Some(progress), timings, ..ChunkBody::default() });
     }
 
     /// Whether a delta says nothing: a mark of a call or of reasoning has been read, or may be coming.
@@ -360,7 +405,7 @@ impl OpenAiAnswer {
         let mut message = ChatMessageDelta::new(&delta.pieces);
         if delta.pieces.is_empty() && self.options.chat.as_ref().is_some_and(|reading| reading.format.is_plain()) {
             // Clients that add up content expect it in every chunk.
-            message.content = Some("".into());
+            message.content = (!self.is_llama_cpp).then(|| Some("".into()));
         }
         self.with_reasoning(message)
     }

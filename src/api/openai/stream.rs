@@ -1,9 +1,8 @@
 //! A chat's or completion's answer as chunks.
 
 use super::Endpoint;
-use super::error::ErrorAnswer;
 use super::response::OpenAiAnswer;
-use crate::delta::Delta;
+use crate::delta::{Delta, ProgressNotice};
 use crate::events::{WriteEvents, write_done};
 use crate::fold::AnswerFold;
 use crate::model_info::ModelInfo;
@@ -14,14 +13,20 @@ use pagetide_base::error::ApiError;
 pub struct Chunks {
     answer: OpenAiAnswer,
     options: StreamOptions,
-    /// Whether a choice's first chunk has been written.
-    begun: Vec<bool>,
+    choices: Vec<ChoiceProgress>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct ChoiceProgress {
+    /// Its first chunk has been written.
+    begun: bool,
+    has_new_line: bool,
 }
 
 impl Chunks {
     pub fn new(endpoint: Endpoint, request: &ApiRequest, model: &ModelInfo) -> Self {
         let answer = OpenAiAnswer::new(endpoint, request, model);
-        Self { answer, options: request.stream.unwrap_or_default(), begun: Vec::new() }
+        Self { answer, options: request.stream.unwrap_or_default(), choices: Vec::new() }
     }
 
     fn event(&self, out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>, &OpenAiAnswer)) {
@@ -33,7 +38,7 @@ impl Chunks {
 
 impl WriteEvents for Chunks {
     fn begin(&mut self, _: &mut Vec<u8>, answers: &AnswerFold) {
-        self.begun = vec![false; answers.num_choices()];
+        self.choices = vec![ChoiceProgress::default(); answers.num_choices()];
     }
 
     fn delta(&mut self, out: &mut Vec<u8>, delta: Delta, answers: &AnswerFold) {
@@ -42,7 +47,10 @@ impl WriteEvents for Chunks {
             StreamOptions { continuous_usage_stats: false, .. } => Some(None),
             StreamOptions { .. } => Some(Some(answers.choice_usage(delta.choice))),
         };
-        let first = !std::mem::replace(&mut self.begun[delta.choice as usize], true);
+        let choice = &mut self.choices[delta.choice as usize];
+        let first = !std::mem::replace(&mut choice.begun, true);
+        choice.has_new_line |= delta.text.contains('\n');
+        let has_new_line = choice.has_new_line;
         if first && self.answer.has_role() {
             let usage = usage.map(|usage| usage.map(Usage::of_prompt));
             self.event(out, |out, answer| answer.write_role(out, delta.choice, answers, usage));
@@ -50,11 +58,15 @@ impl WriteEvents for Chunks {
         if self.answer.is_silent(&delta) {
             return;
         }
-        self.event(out, |out, answer| answer.write_delta(out, &delta, first, answers, usage));
+        self.event(out, |out, answer| answer.write_delta(out, &delta, first, has_new_line, answers, usage));
+    }
+
+    fn progress(&mut self, out: &mut Vec<u8>, notice: ProgressNotice, _: &AnswerFold) {
+        self.event(out, |out, answer| answer.write_progress(out, notice));
     }
 
     fn error(&mut self, out: &mut Vec<u8>, error: &ApiError) {
-        let body = serde_json::json!(ErrorAnswer::from(error));
+        let body = self.answer.error_body(error);
         self.event(out, |out, _| out.extend_from_slice(body.to_string().as_bytes()));
     }
 

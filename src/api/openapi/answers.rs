@@ -4,7 +4,7 @@
 
 use crate::delta::StopReason;
 use crate::openai::logprobs::{ChatLogprobs, CompletionLogprobs};
-use crate::timings::Timings;
+use crate::timings::{PromptProgress, Timings};
 use crate::usage::Usage;
 use std::collections::HashMap;
 use utoipa::ToSchema;
@@ -24,6 +24,9 @@ pub struct ChatCompletion {
     usage: Usage,
     /// With timings_per_token: of the first choice.
     timings: Option<Timings>,
+    /// With verbose: the first choice as /completion would answer it, with its prompt and parameters.
+    #[schema(rename = "__verbose")]
+    verbose: Option<crate::Object>,
     /// With prompt_logprobs: for each token of the prompt the token itself and the most likely ones by id; null for the
     /// first.
     prompt_logprobs: Option<Vec<Option<HashMap<String, PromptLogprob>>>>,
@@ -85,12 +88,17 @@ pub struct ChatCompletionChunk {
     model: String,
     /// The server's version.
     system_fingerprint: String,
-    /// Empty in the chunk with the usage of the whole request.
+    /// Empty in the chunk with the usage of the whole request, and in those with the progress of the prompt.
     choices: Vec<ChatChunkChoice>,
     /// With stream_options.include_usage.
     usage: Option<Usage>,
     /// With timings_per_token: of the chunk's choice so far; in the chunk with the usage of the first choice.
     timings: Option<Timings>,
+    /// With return_progress, in chunks without choices: how far the prompt is computed.
+    prompt_progress: Option<PromptProgress>,
+    /// With verbose: in a choice's last chunk, the choice as /completion would answer it, with its prompt and parameters.
+    #[schema(rename = "__verbose")]
+    verbose: Option<crate::Object>,
     /// With return_token_ids, in a choice's first chunk.
     prompt_token_ids: Option<Vec<u32>>,
 }
@@ -155,6 +163,11 @@ pub struct TextCompletion {
     usage: Option<Usage>,
     /// With timings_per_token: of the first choice; in a stream of the chunk's choice so far.
     timings: Option<Timings>,
+    /// With return_progress, in chunks without choices: how far the prompt is computed.
+    prompt_progress: Option<PromptProgress>,
+    /// With verbose: the first choice, or in a stream the chunk's, as /completion would answer it, with its prompt and parameters.
+    #[schema(rename = "__verbose")]
+    verbose: Option<crate::Object>,
 }
 
 #[derive(ToSchema)]
@@ -218,6 +231,12 @@ pub struct ModelCard {
     parent: Option<String>,
     /// Tokens of prompt and output together at most.
     max_model_len: u32,
+    /// In the dialect llama.cpp: every name of the model.
+    aliases: Option<Vec<String>>,
+    /// The same: server.model_tags.
+    tags: Option<Vec<String>>,
+    /// The same: the sizes of its vocabulary, context and embeddings.
+    meta: Option<crate::Object>,
 }
 
 #[derive(ToSchema)]

@@ -4,6 +4,7 @@
 use super::request::ResponsesFields;
 use crate::Object;
 use crate::chat::TemplateFields;
+use crate::fields::llama_cpp::TelemetryFields;
 use crate::fields::memory::MemoryFields;
 use crate::fields::model::ModelField;
 use crate::fields::request_id::RequestIdFields;
@@ -11,6 +12,7 @@ use crate::fields::sampling::SamplingFields;
 use crate::fields::shared::SHARED;
 use crate::fields::structured::StructuredFields;
 use crate::openapi::{Operation, Tag};
+use crate::timings::Timings;
 use crate::usage::KvUsage;
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -26,6 +28,7 @@ pub fn create() -> Operation {
         .some_fields::<SamplingFields>(SHARED)
         .fields::<MemoryFields>()
         .fields::<RequestIdFields>()
+        .fields::<TelemetryFields>()
         .some_fields::<SamplingFields>(&["stop"])
         .some_fields::<TemplateFields>(SHARED)
         .some_fields::<StructuredFields>(SHARED)
@@ -84,6 +87,8 @@ struct ResponseObject {
     background: bool,
     /// Always null.
     previous_response_id: Option<String>,
+    /// With timings_per_token.
+    timings: Option<Timings>,
     #[schema(inline)]
     #[serde(flatten)]
     settings: Repeated,

@@ -9,6 +9,7 @@ use crate::body::{BodyFields, ParsedBody, body_fields};
 use crate::chat::Chat;
 use crate::chat::tools::{AskedTool, CallableFunction, FunctionPath, Tools, no_such_tool, shown_tool};
 use crate::checks::{check_metadata, in_range, object, one_of, shown, string, wrong_type};
+use crate::fields::llama_cpp::TelemetryFields;
 use crate::fields::model::ModelField;
 use crate::fields::request_id::RequestIdFields;
 use crate::fields::sampling::max_tokens;
@@ -231,6 +232,7 @@ pub struct ResponsesBody {
     of_chats: Refused<ChatFieldsOfPeers>,
     of_peers: Refused<UnsupportedFields>,
     request_id: RequestIdFields,
+    telemetry: TelemetryFields,
 }
 
 impl BodyFields for ResponsesBody {
@@ -240,6 +242,7 @@ impl BodyFields for ResponsesBody {
             || self.shared.read(name, source)?
             || (name == "stop" && self.shared.sampling.read(name, source)?)
             || self.request_id.read(name, source)?
+            || self.telemetry.read(name, source)?
             || self.stored.read(name, source)?
             || self.of_chats.read(name, source)?
             || self.of_peers.read(name, source)?)
@@ -251,6 +254,7 @@ impl BodyFields for ResponsesBody {
         SharedFields::add_names(names);
         names.push("stop");
         RequestIdFields::add_names(names);
+        TelemetryFields::add_names(names);
         Refused::<StoredFields>::add_names(names);
         Refused::<ChatFieldsOfPeers>::add_names(names);
         Refused::<UnsupportedFields>::add_names(names);
@@ -292,7 +296,7 @@ impl ResponsesRequest {
         body.of_chats.check()?;
         body.of_peers.check()?;
         problems.check()?;
-        let ResponsesBody { own: mut fields, model: model_field, shared, request_id, .. } = body;
+        let ResponsesBody { own: mut fields, model: model_field, shared, request_id, telemetry, .. } = body;
         let SharedFields { mut sampling, memory, mut template, structured } = shared;
         if fields.background {
             let message = "background responses are not supported: this server stores nothing; use stream: true";
@@ -329,7 +333,8 @@ impl ResponsesRequest {
             memory,
             names,
         };
-        let request = request_id.name(chat.into_request(model)?)?;
+        let mut request = request_id.name(chat.into_request(model)?)?;
+        telemetry.apply(&mut request, model);
         let settings = ResponseSettings { namespaces, ..fields.settings(given, &request) };
         Ok(Self { request, settings })
     }

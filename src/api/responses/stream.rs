@@ -2,10 +2,11 @@
 
 use super::LOGPROBS_COPIES;
 use super::answer::{ItemJson, ItemWriter, LogprobsJson, OutputItem, PartJson, Response, ResponseJson};
-use crate::delta::Delta;
+use crate::delta::{Delta, ProgressNotice};
 use crate::events::{WriteEvents, write_named_event};
 use crate::fold::AnswerFold;
 use crate::items::{AnswerItem, ItemChange};
+use crate::timings::{PromptProgress, Timings};
 use pagetide_base::error::ApiError;
 use serde::Serialize;
 
@@ -23,6 +24,16 @@ impl ResponseEvents {
 #[derive(Serialize)]
 struct Lifecycle<'a> {
     response: ResponseJson<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_progress: Option<PromptProgress>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timings: Option<Timings>,
+}
+
+impl<'a> Lifecycle<'a> {
+    fn of(response: ResponseJson<'a>) -> Self {
+        Self { response, prompt_progress: None, timings: None }
+    }
 }
 
 impl WriteEvents for ResponseEvents {
@@ -30,27 +41,39 @@ impl WriteEvents for ResponseEvents {
 
     fn begin(&mut self, out: &mut Vec<u8>, _: &AnswerFold) {
         for kind in ["response.created", "response.in_progress"] {
-            write(out, &mut self.next, kind, Lifecycle { response: self.response.in_progress() });
+            write(out, &mut self.next, kind, Lifecycle::of(self.response.in_progress()));
         }
     }
 
-    fn delta(&mut self, out: &mut Vec<u8>, delta: Delta, _: &AnswerFold) {
-        let next = &mut self.next;
+    fn progress(
+        &mut self,
+        out: &mut Vec<u8>,
+        ProgressNotice { progress, timings, .. }: ProgressNotice,
+        _: &AnswerFold,
+    ) {
+        let response = self.response.in_progress();
+        let event = Lifecycle { response, prompt_progress: Some(progress), timings };
+        write(out, &mut self.next, "response.in_progress", event);
+    }
+
+    fn delta(&mut self, out: &mut Vec<u8>, delta: Delta, answers: &AnswerFold) {
+        let (next, timings) = (&mut self.next, answers.part_timings(delta.choice));
         self.response.push(delta, |writer, at, change, status| {
-            for (kind, event) in item_events(writer, at, change, status) {
+            for (kind, event) in item_events(writer, at, change, status, timings) {
                 write(out, next, kind, event);
             }
         });
     }
 
     fn error(&mut self, out: &mut Vec<u8>, error: &ApiError) {
-        write(out, &mut self.next, "response.failed", Lifecycle { response: self.response.failed(error) });
+        write(out, &mut self.next, "response.failed", Lifecycle::of(self.response.failed(error)));
     }
 
     fn end(&mut self, out: &mut Vec<u8>, answers: &AnswerFold) {
         self.response.asked(answers.prompt_tokens(0));
         let kind = if self.response.is_incomplete() { "response.incomplete" } else { "response.completed" };
-        write(out, &mut self.next, kind, Lifecycle { response: self.response.ended(answers.usage()) });
+        let response = self.response.ended(answers.usage());
+        write(out, &mut self.next, kind, Lifecycle { timings: answers.timings(0), ..Lifecycle::of(response) });
     }
 }
 
@@ -90,12 +113,29 @@ enum ItemEvent<'a> {
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Within<'a> {
-    Part { part: Option<PartJson<'a>> },
-    TextDelta { delta: &'a str, logprobs: LogprobsJson<'a> },
-    Delta { delta: &'a str },
-    Text { text: &'a str, logprobs: LogprobsJson<'a> },
-    Reasoning { text: &'a str },
-    Call { name: &'a str, arguments: &'a str },
+    Part {
+        part: Option<PartJson<'a>>,
+    },
+    TextDelta {
+        delta: &'a str,
+        logprobs: LogprobsJson<'a>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        timings: Option<Timings>,
+    },
+    Delta {
+        delta: &'a str,
+    },
+    Text {
+        text: &'a str,
+        logprobs: LogprobsJson<'a>,
+    },
+    Reasoning {
+        text: &'a str,
+    },
+    Call {
+        name: &'a str,
+        arguments: &'a str,
+    },
 }
 
 /// What a change of an item is in events, in their order.
@@ -104,6 +144,7 @@ fn item_events<'a>(
     at: &OutputItem<'a>,
     change: ItemChange<'a>,
     status: &'static str,
+    timings: Option<Timings>,
 ) -> Vec<(&'static str, ItemEvent<'a>)> {
     let item = at.item;
     let has_parts = !matches!(item, AnswerItem::Call { .. });
@@ -125,7 +166,7 @@ fn item_events<'a>(
             events.push(("response.reasoning_text.delta", within(Within::Delta { delta })));
         }
         (ItemChange::More(delta, positions), AnswerItem::Text { .. }) => {
-            let delta = Within::TextDelta { delta, logprobs: writer.logprobs(positions) };
+            let delta = Within::TextDelta { delta, logprobs: writer.logprobs(positions), timings };
             events.push(("response.output_text.delta", within(delta)));
         }
         (ItemChange::More(delta, _), AnswerItem::Call { .. }) => {

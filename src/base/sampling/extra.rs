@@ -19,6 +19,8 @@ pub struct ExtraSamplers {
     pub mirostat: Option<Mirostat>,
     /// `min_p`, `typical_p`, `top_p` and XTC leave at least this many tokens.
     pub min_keep: u32,
+    /// Log-probabilities are those of the draw, behind all samplers: a token that it cannot give has none.
+    pub logprobs_of_draw: bool,
 }
 
 impl Default for ExtraSamplers {
@@ -31,6 +33,7 @@ impl Default for ExtraSamplers {
             dynamic_temperature: None,
             mirostat: None,
             min_keep: 0,
+            logprobs_of_draw: false,
         }
     }
 }
@@ -52,6 +55,8 @@ pub struct Dry {
 /// The texts over which no repetition counts, in tokens.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DryBreakers {
+    /// The texts themselves, until the intake has found their tokens: that reads the whole vocabulary.
+    pub texts: Vec<String>,
     /// Tokens that contain such a text, in ascending order. They never lose anything.
     pub single: Vec<TokenId>,
     /// Tokens that end with the beginning of such a text, each with the tokens of its rest. Ordered by the first token.

@@ -127,6 +127,11 @@ impl SamplingParams {
         self.extra.as_ref()?.dry.as_ref()
     }
 
+    /// Whether log-probabilities are those of the draw.
+    pub fn logprobs_of_draw(&self) -> bool {
+        self.extra.as_ref().is_some_and(|extra| extra.logprobs_of_draw)
+    }
+
     /// Whether the host draws the tokens, from logits that the device gives it: the kernels do not have all samplers,
     /// and report no tokens but the most likely ones.
     pub fn draws_on_host(&self) -> bool {

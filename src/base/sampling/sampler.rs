@@ -1,7 +1,7 @@
 //! From one row of logits to the next token.
 //!
 //! The order of operations is vLLM's:
-//! 1. log-probabilities, of the model's raw logits;
+//! 1. log-probabilities, of the model's raw logits (unless those of the draw are wanted);
 //! 2. tokens that are not allowed, or banned, are excluded (`min_tokens` bans end and stop tokens);
 //! 3. `logit_bias`;
 //! 4. repetition, frequency and presence penalty; DRY;
@@ -81,7 +81,7 @@ impl Sampler {
             return Sampled { mu: history.mu, ..Sampled::of(row::argmax(logits) as TokenId) };
         }
         row::sanitize(logits);
-        if params.logprobs.is_some() && changes {
+        if params.logprobs.is_some() && changes && !params.logprobs_of_draw() {
             self.raw.clear();
             self.raw.extend_from_slice(logits);
         }
@@ -105,6 +105,13 @@ impl Sampler {
             Some(extra) => self.chain.draw(logits, params, extra, history.mu, draw),
         };
 
+        if let (Some(num_top), true) = (params.logprobs, params.logprobs_of_draw()) {
+            let logprobs = match params.is_greedy() {
+                true => chain::certain(token, num_top),
+                false => self.chain.logprobs(token, num_top),
+            };
+            return Sampled { token, mu, logprobs: Some(Box::new(logprobs)) };
+        }
         let logprobs = params.logprobs.map(|num_top| {
             let raw = if changes { std::mem::take(&mut self.raw) } else { Vec::new() };
             let row = if changes { &raw } else { &*logits };

@@ -35,6 +35,9 @@ impl Scheduler {
             seq.computing -= part.num_tokens;
             seq.sampling -= usize::from(part.samples);
             let recomputed = seq.high_water.min(seq.num_computed).saturating_sub(before);
+            if !seq.started && seq.num_computed > seq.high_water {
+                report.prefilled.push((part.rank.request, seq.num_computed));
+            }
             seq.high_water = seq.high_water.max(seq.num_computed);
             publish(seq, &self.seqs.hasher, self.config.block_size, &mut self.device.pending.publish);
             let is_embedding = seq.pooling.is_some();

@@ -67,6 +67,9 @@ pub struct CommitReport {
     pub deliveries: Deliveries,
     /// Requests of which the last sample finished.
     pub ended: Vec<RequestId>,
+    /// Requests whose prompts were computed further, and how far: the leading tokens whose KV is there for the first
+    /// time.
+    pub prefilled: Vec<(RequestId, usize)>,
     /// Tokens that the plan computed again after their KV had been dropped.
     pub recomputed_tokens: usize,
     /// What the beam searches did.

@@ -45,6 +45,16 @@ pub static FORMAT: AnswerFormat = AnswerFormat { error_body, id_header: None };
 /// The first parts of the paths that only llama.cpp has.
 const SPOKEN: [&str; 7] = ["completion", "infill", "embedding", "apply-template", "props", "slots", "lora-adapters"];
 
+/// What llama.cpp serves on a path that is OpenAI's without `/v1`, where the two differ.
+pub fn in_place_of(path: &str) -> Option<&'static [ApiPath]> {
+    let own = match path {
+        "/completions" => "/completion",
+        "/embeddings" => "/embedding",
+        _ => return None,
+    };
+    PATHS.iter().find(|known| known.path == own).map(std::slice::from_ref)
+}
+
 /// Whether a request speaks llama.cpp's API, so that errors are told in its format.
 pub fn is_spoken(path: &str, _: &HeaderMap) -> bool {
     let first = path.strip_prefix('/').and_then(|path| path.split('/').next());
@@ -111,6 +121,10 @@ async fn list_slots(
     live_settings: Data<LiveSettings>,
     query: Result<Query<SlotsQuery>, actix_web::Error>,
 ) -> Result<HttpResponse, HttpError> {
+    if !handle.model().server.get().slots {
+        let message = "this server does not tell of its slots (server.slots is false)";
+        return Err(ApiError::not_implemented(None, message).into());
+    }
     let query = query.map_err(|error| wrong_query("fail_on_no_slot", &error))?;
     let num_slots = num_slots(&live_settings).await;
     let busy: Vec<BusySlot> = handle.look(0).await?.seqs.iter().filter_map(busy_slot).collect();

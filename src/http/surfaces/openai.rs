@@ -85,7 +85,10 @@ async fn models(handle: Data<RuntimeHandle>, request: HttpRequest) -> HttpRespon
         return HttpResponse::Ok().json(api::anthropic::models::list(handle.model()));
     }
     let model = handle.model();
-    let cards: Vec<Value> = model.names().map(|name| model_card(model, name)).collect();
+    let cards: Vec<Value> = match model.speaks_llama_cpp() {
+        true => vec![model_card(model, &model.served_name)],
+        false => model.names().map(|name| model_card(model, name)).collect(),
+    };
     HttpResponse::Ok().json(json!({"object": "list", "data": cards}))
 }
 
@@ -99,7 +102,7 @@ async fn model(handle: Data<RuntimeHandle>, id: Path<String>, request: HttpReque
 
 /// The card of one of the model's names.
 fn model_card(model: &ModelInfo, name: &str) -> Value {
-    json!({
+    let mut card = json!({
         "id": name,
         "object": "model",
         "created": model.created_s,
@@ -107,7 +110,18 @@ fn model_card(model: &ModelInfo, name: &str) -> Value {
         "root": model.served_name,
         "parent": null,
         "max_model_len": model.max_model_len,
-    })
+    });
+    if model.speaks_llama_cpp() {
+        card["aliases"] = model.names().collect();
+        card["tags"] = model.server.get().model_tags.as_slice().into();
+        card["meta"] = json!({
+            "n_vocab": model.vocab_size,
+            "n_ctx": model.max_model_len,
+            "n_ctx_train": model.max_model_len,
+            "n_embd": model.embedding_size,
+        });
+    }
+    card
 }
 
 pub async fn embed(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, HttpError> {

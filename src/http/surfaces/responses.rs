@@ -10,6 +10,7 @@ use pagetide_api::responses::LOGPROBS_COPIES;
 use pagetide_api::responses::answer::Response;
 use pagetide_api::responses::request::ResponsesRequest;
 use pagetide_api::responses::stream::ResponseEvents;
+use pagetide_api::timings::Timings;
 use pagetide_api::usage::Usage;
 use serde::{Serialize, Serializer};
 
@@ -28,18 +29,26 @@ pub async fn create(handle: &RuntimeHandle, request: ResponsesRequest) -> Result
     generation.keep_logprobs(LOGPROBS_COPIES);
     generation.finish(|delta| response.push(delta, |_, _, _, _| {})).await?;
     response.asked(generation.answers().prompt_tokens(0));
-    let usage = generation.answers().usage();
-    body::answer(handle, WholeResponse { response, usage }, num_values).await
+    let (usage, timings) = (generation.answers().usage(), generation.answers().timings(0));
+    body::answer(handle, WholeResponse { response, usage, timings }, num_values).await
 }
 
 /// A response whose output is complete.
 struct WholeResponse {
     response: Response,
     usage: Usage,
+    timings: Option<Timings>,
 }
 
 impl Serialize for WholeResponse {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.response.ended(self.usage).serialize(serializer)
+        #[derive(Serialize)]
+        struct Whole<R> {
+            #[serde(flatten)]
+            response: R,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            timings: Option<Timings>,
+        }
+        Whole { response: self.response.ended(self.usage), timings: self.timings }.serialize(serializer)
     }
 }

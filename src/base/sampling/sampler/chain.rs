@@ -9,7 +9,8 @@ use super::row::{self, Candidates};
 use super::thresholds::{inverse_temperature, top_p_target, weight_of_min_p};
 use crate::ids::TokenId;
 use crate::sampling::extra::{DynamicTemperature, ExtraSamplers, Mirostat, MirostatVersion, Xtc};
-use crate::sampling::params::SamplingParams;
+use crate::sampling::params::{PositionLogprobs, SamplingParams, TokenLogprob};
+use std::cmp::Reverse;
 
 /// The tokens by which mirostat 1 estimates how steep the distribution is.
 const MIROSTAT_TOKENS: usize = 100;
@@ -63,6 +64,31 @@ impl SamplerChain {
                 (self.tokens[self.place(draw)], mu)
             }
         }
+    }
+
+    /// Log-probabilities of the last draw: of the token that it gave, and of the `num_top` most likely ones that it
+    /// could give, of equal ones those with the lowest ids first.
+    pub fn logprobs(&self, chosen: TokenId, num_top: u32) -> PositionLogprobs {
+        if self.tokens.len() < 2 {
+            return certain(chosen, num_top);
+        }
+        let total = self.total() as f64;
+        let entry = |place: usize, rank: usize| {
+            let logprob = (self.weights[place] as f64 / total).ln() as f32;
+            TokenLogprob { token: self.tokens[place], logprob, rank: rank as u32 + 1 }
+        };
+        let key = |place: &usize| (Reverse(self.weights[*place]), self.tokens[*place]);
+        let mut order: Vec<usize> = (0..self.tokens.len()).filter(|place| self.weights[*place] > 0).collect();
+        let chosen = self.tokens.iter().position(|token| *token == chosen).expect("the draw gave one of its tokens");
+        let rank = order.iter().filter(|place| key(place) < key(&chosen)).count();
+        let num_top = order.len().min(num_top as usize);
+        if num_top < order.len() {
+            order.select_nth_unstable_by_key(num_top, key);
+            order.truncate(num_top);
+        }
+        order.sort_unstable_by_key(key);
+        let top = order.iter().enumerate().map(|(rank, place)| entry(*place, rank)).collect();
+        PositionLogprobs { chosen: entry(chosen, rank), top }
     }
 
     fn filter(&mut self, params: &SamplingParams, extra: &ExtraSamplers, draw: Draw) {
@@ -265,6 +291,12 @@ impl SamplerChain {
         let point = draw.point(self.total());
         row::index_at(&self.weights, 0, point).expect("the point is below the sum of the weights")
     }
+}
+
+/// The log-probabilities where only one token could be drawn.
+pub fn certain(token: TokenId, num_top: u32) -> PositionLogprobs {
+    let chosen = TokenLogprob { token, logprob: 0.0, rank: 1 };
+    PositionLogprobs { chosen, top: Vec::from_iter((num_top > 0).then_some(chosen)) }
 }
 
 /// The distance up to which the weights, from the nearest on, add up to `target`; at most their sum.

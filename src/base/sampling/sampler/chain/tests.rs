@@ -258,6 +258,36 @@ impl Kept for Vec<f64> {
 }
 
 #[test]
+fn logprobs_of_the_draw_are_those_behind_the_samplers() {
+    let extra = ExtraSamplers { logprobs_of_draw: true, ..ExtraSamplers::default() };
+    let params = SamplingParams {
+        top_k: 2,
+        logprobs: Some(3),
+        extra: Some(Box::new(extra)),
+        seed: 7,
+        ..SamplingParams::default()
+    };
+    let sample = |params: &SamplingParams| {
+        let mut logits = of_probabilities(&[0.1, 0.6, 0.3]);
+        Sampler::new().sample(&mut logits, params, None, History::default(), draw_at(params.seed, 0))
+    };
+    let sampled = sample(&params);
+    let logprobs = sampled.logprobs.unwrap();
+    let top: Vec<(TokenId, u32)> = logprobs.top.iter().map(|top| (top.token, top.rank)).collect();
+    assert_eq!(top, [(1, 1), (2, 2)], "the token that top_k removes is not among them");
+    for (logprob, expected) in logprobs.top.iter().zip([2.0 / 3.0, 1.0 / 3.0]) {
+        assert!((f64::from(logprob.logprob).exp() - expected).abs() < 1e-6, "{logprobs:?}");
+    }
+    assert_eq!(logprobs.chosen, logprobs.top[usize::from(sampled.token == 2)]);
+    // Asking for them changes no token, and greedy sampling is certain.
+    assert_eq!(sample(&SamplingParams { extra: None, ..params.clone() }).token, sampled.token);
+    let greedy = sample(&SamplingParams { temperature: 0.0, ..params.clone() }).logprobs.unwrap();
+    assert_eq!((greedy.chosen.token, greedy.chosen.logprob, greedy.top.len()), (1, 0.0, 1));
+    let none = sample(&SamplingParams { logprobs: Some(0), ..params }).logprobs.unwrap();
+    assert!(none.top.is_empty() && none.chosen.logprob < 0.0);
+}
+
+#[test]
 fn an_open_choice_has_a_high_temperature() {
     let dynamic = Some(DynamicTemperature { range: 0.5, exponent: 1.0 });
     let extra = ExtraSamplers { dynamic_temperature: dynamic, ..ExtraSamplers::default() };

@@ -58,11 +58,11 @@ fn a_repetition_is_not_continued() {
 
 #[test]
 fn breakers_end_a_repetition_and_are_never_penalized() {
-    let single = DryBreakers { single: vec![2], longer: Vec::new() };
+    let single = DryBreakers { single: vec![2], longer: Vec::new(), ..DryBreakers::default() };
     assert_eq!(penalties(&dry(2, None, single.clone()), &[1, 2, 3, 4], &[1, 2], 6), [0.0; 6]);
     assert_eq!(penalties(&dry(2, None, single), &[1, 3, 2, 4], &[1, 3], 6), [0.0; 6]);
     // "2 5" breaks: only the one token behind it counts.
-    let longer = DryBreakers { single: Vec::new(), longer: vec![(2, vec![5])] };
+    let longer = DryBreakers { single: Vec::new(), longer: vec![(2, vec![5])], ..DryBreakers::default() };
     let history = [2, 5, 1, 3, 2, 5, 1];
     assert_eq!(penalties(&dry(1, None, longer.clone()), &history, &[], 6)[3], 0.8);
     assert_eq!(penalties(&dry(2, None, longer), &history, &[], 6), [0.0; 6]);
@@ -97,7 +97,7 @@ proptest! {
     ) {
         single.sort_unstable();
         longer.sort();
-        let dry = dry(allowed_length, last_n, DryBreakers { single, longer });
+        let dry = dry(allowed_length, last_n, DryBreakers { single, longer, ..DryBreakers::default() });
         let expected = reference(&dry, &history, 4);
         let (prompt, output) = history.split_at(if history.is_empty() { 0 } else { split.index(history.len()) });
         let found = penalties(&dry, prompt, output, 4);
