@@ -4,7 +4,8 @@
 
 An id is a test function, or what several begin with: a class, a file (`….py`) or a folder (`…/`). The longest id that
 fits counts. An id with `[part]` at its end stands for the cases of its tests whose parameters contain the part: a
-function is counted without them. Lines that begin with # are comments.
+function is counted without them. `[=all]` stands for the case whose parameters are exactly these. Lines that begin with
+# are comments.
 """
 
 import pathlib
@@ -44,7 +45,8 @@ class Lists:
     def leaves_out(self, test: str, parameters: str) -> bool:
         """Whether the case of a test with these parameters, as in its node id, is left out."""
         for id, part, entry in self.cases:
-            if (test == id or test.startswith((f"{id}::", f"{id}/"))) and part in parameters:
+            fits = parameters == f"{part[1:]}]" if part.startswith("=") else part in parameters
+            if (test == id or test.startswith((f"{id}::", f"{id}/"))) and fits:
                 entry.uses += 1
                 return True
         return False

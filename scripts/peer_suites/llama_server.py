@@ -27,6 +27,8 @@ def main():
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", default="8080")
     parser.add_argument("--alias")
+    parser.add_argument("--tags", default="")
+    parser.add_argument("--seed", type=int)
     parser.add_argument("--hf-repo")
     parser.add_argument("--ctx-size", type=int, default=0)
     parser.add_argument("--parallel", type=int, default=1)
@@ -36,12 +38,14 @@ def main():
     parser.add_argument("--cors-origins")
     parser.add_argument("--chat-template-file")
     parser.add_argument("--reasoning-format")
+    parser.add_argument("--reasoning", default="auto")
     parser.add_argument("--chat-template")
     parser.add_argument("--batch-size", type=int, default=0)
     parser.add_argument("--metrics", action="store_true")
-    parser.add_argument("--slots", action="store_true")
+    parser.add_argument("--no-slots", action="store_true")
     parser.add_argument("--no-ui", action="store_true")
     parser.add_argument("--temp", type=float)
+    parser.add_argument("--verbose", action="store_true")
     flags, _ = parser.parse_known_args()
 
     context = flags.ctx_size or DEFAULT_CONTEXT
@@ -54,10 +58,20 @@ def main():
     options = {
         "server.host": flags.host.split(",")[0],
         "server.accept_any_model": True,
+        "server.dialect": "llama.cpp",
+        "server.model_tags": sorted(filter(None, flags.tags.split(","))),
+        "server.verbose": flags.verbose,
+        "server.slots": not flags.no_slots,
+        "server.thinking": flags.reasoning,
+        "server.default_seed": flags.seed if flags.seed is not None else "",
+        # As llama-server does by default.
+        "server.cors_allowed_origins": (flags.cors_origins or "*").split(","),
+        "server.cors_allow_credentials": True,
         "model.max_model_len": context,
         "scheduler.max_num_seqs": flags.parallel,
         "scheduler.max_num_batched_tokens": max(flags.batch_size, flags.parallel) or "",
         "metrics.enabled": flags.metrics,
+        "metrics.llama_cpp_names": flags.metrics,
         "console.enabled": not flags.no_ui,
         # llama.cpp's cache goes by tokens.
         "cache.block_size": 1,
@@ -69,12 +83,11 @@ def main():
         options["model.reasoning_parser"] = "none"
     if flags.api_key:
         options["server.api_keys"] = [flags.api_key]
-    if flags.cors_origins:
-        options["server.cors_allowed_origins"] = flags.cors_origins.split(",")
     options = {key: value for key, value in options.items() if value != ""}
     name = flags.alias or flags.hf_repo or "demo"
     sampling = {"temperature": flags.temp, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
-    line = command(options, name.split(","), demo_model(max(context, 2048), template, sampling))
+    # llama-server's first name is the first in alphabetical order.
+    line = command(options, sorted(name.split(",")), demo_model(max(context, 2048), template, sampling))
     line += ["--port", flags.port]
     print(*line, flush=True)
     os.execv(line[0], line)
