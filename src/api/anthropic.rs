@@ -9,6 +9,7 @@ pub mod request;
 pub mod stream;
 
 use crate::body::ParsedBody;
+use crate::input_tokens::num_prompt_tokens;
 use crate::model_info::ModelInfo;
 use pagetide_base::budget::Budget;
 use pagetide_base::error::ApiError;
@@ -22,8 +23,6 @@ pub fn count_tokens(
     budget: &Budget,
 ) -> Result<(Value, usize), ApiError> {
     let request = request::counted(body, model)?;
-    let names = &request.each.names;
-    let tokens = request.prompts.iter().map(|prompt| model.encode(prompt, names, budget).map(|tokens| tokens.len()));
-    let tokens = tokens.sum::<Result<usize, _>>()?;
+    let tokens = num_prompt_tokens(&request, model, budget)?;
     Ok((json!({ "input_tokens": tokens }), tokens))
 }

@@ -20,6 +20,7 @@ pub mod events;
 pub mod fields;
 pub mod fold;
 pub mod id;
+pub mod input_tokens;
 pub mod items;
 pub mod line_limits;
 pub mod live_server;

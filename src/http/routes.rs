@@ -135,7 +135,7 @@ fn resource(pattern: &'static str, methods: &'static [ApiPath]) -> Resource {
         resource = resource.route((path.handler)().guard(guard));
     }
     if pattern == openai::STORED_RESPONSE {
-        // A POST asks for a path that OpenAI has there and this server does not, such as input_tokens.
+        // A POST asks for a path that OpenAI has there and this server does not, such as compact.
         return resource.default_service(web::to(not_found));
     }
     let allowed = allowed.iter().map(Method::as_str).collect::<Vec<_>>().join(", ");

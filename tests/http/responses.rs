@@ -46,6 +46,27 @@ async fn a_response_has_openais_shape() {
 }
 
 #[actix_web::test]
+async fn the_tokens_of_a_prompt_are_counted() {
+    let server = TestServer::saying("x");
+    let path = "/v1/responses/input_tokens";
+    let body = json!({"model": MODEL, "instructions": "S", "input": "hi", "max_output_tokens": 5});
+    let expected = "[system]S\n[user]hi\n[assistant]".len();
+    assert_eq!(server.ok(path, &body).await, json!({"object": "response.input_tokens", "input_tokens": expected}));
+    // Also more than the model could read.
+    let long = json!({"input": "a".repeat(500)});
+    assert_eq!(server.ok(path, &long).await["input_tokens"], 500 + "[user]\n[assistant]".len());
+    assert!(server.submits().is_empty());
+    for (body, param) in [
+        (json!({}), "input"),
+        (json!({"input": "hi", "tools": [{"type": "web_search"}]}), "tools[0].type"),
+        (json!({"input": "hi", "previous_response_id": "resp_1"}), "previous_response_id"),
+    ] {
+        let (status, error) = server.refused(path, &body).await;
+        assert_eq!((status, &error["param"]), (400, &json!(param)), "{error}");
+    }
+}
+
+#[actix_web::test]
 async fn the_conversation_and_the_settings_reach_the_engine() {
     let server = TestServer::saying("x");
     let body = json!({

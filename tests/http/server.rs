@@ -134,7 +134,7 @@ async fn every_name_of_the_model_is_accepted_and_the_first_is_in_answers() {
 #[actix_web::test]
 async fn unknown_siblings_of_a_response_are_404() {
     let server = TestServer::saying("x");
-    for path in ["/v1/responses/input_tokens", "/v1/responses/compact", "/v1/responses/a/b"] {
+    for path in ["/v1/responses/compact", "/v1/responses/a/b"] {
         let (status, error) = server.refused(path, &json!({"input": "a"})).await;
         assert_eq!((status, error["code"].as_str()), (404, Some("not_found")), "{path}");
     }

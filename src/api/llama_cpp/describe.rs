@@ -6,12 +6,13 @@ use super::embedding::{NativeEmbedding, NativeEmbeddingFields};
 use super::infill::InfillFields;
 use super::probabilities::TokenProbabilities;
 use super::slots::Slot;
-use super::template::{ChatInputTokens, RenderedChat};
+use super::template::RenderedChat;
 use crate::Object;
 use crate::fields::llama_cpp::{ChatReadingFields, LlamaCppFields, TelemetryFields};
 use crate::fields::model::ModelField;
 use crate::fields::sampling::SamplingFields;
 use crate::fields::structured::StructuredFields;
+use crate::input_tokens::InputTokens;
 use crate::openai::chat;
 use crate::openapi::answers::Status;
 use crate::openapi::{Operation, Tag};
@@ -79,7 +80,7 @@ pub fn input_tokens() -> Operation {
     let operation = Operation::new(Tag::Text, "chat_input_tokens", "Tokens of the prompt that a chat would have")
         .about(OF_PROMPT)
         .body("ChatPromptRequest");
-    chat::describe_fields(operation).answers::<ChatInputTokens>("Their number.")
+    chat::describe_fields(operation).answers::<InputTokens>("Their number.")
 }
 
 pub fn props() -> Operation {

@@ -1,6 +1,7 @@
 //! `POST /apply-template`, the text that a chat becomes, and `POST /v1/chat/completions/input_tokens`, its length.
 
 use crate::body::ParsedBody;
+use crate::input_tokens::InputTokens;
 use crate::model_info::ModelInfo;
 use crate::openai::chat::{self, ChatBody};
 use crate::prompt::Prompt;
@@ -32,23 +33,11 @@ pub fn apply(
     Ok((RenderedChat { prompt }, 0))
 }
 
-/// The length of a chat's prompt.
-#[derive(Serialize, ToSchema)]
-pub struct ChatInputTokens {
-    input_tokens: usize,
-    /// Always response.input_tokens.
-    object: &'static str,
-}
-
 /// Tokens of the prompt that a chat would have.
 pub fn input_tokens(
     body: ParsedBody<ChatBody>,
     model: &ModelInfo,
     budget: &Budget,
-) -> Result<(ChatInputTokens, usize), ApiError> {
-    let request = chat::parse_prompt(body, model)?;
-    let names = &request.each.names;
-    let tokens = request.prompts.iter().map(|prompt| model.encode(prompt, names, budget).map(|tokens| tokens.len()));
-    let input_tokens = tokens.sum::<Result<usize, _>>()?;
-    Ok((ChatInputTokens { input_tokens, object: "response.input_tokens" }, input_tokens))
+) -> Result<(InputTokens, usize), ApiError> {
+    InputTokens::of(&chat::parse_prompt(body, model)?, model, budget)
 }

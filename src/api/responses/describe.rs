@@ -11,6 +11,7 @@ use crate::fields::request_id::RequestIdFields;
 use crate::fields::sampling::SamplingFields;
 use crate::fields::shared::SHARED;
 use crate::fields::structured::StructuredFields;
+use crate::input_tokens::InputTokens;
 use crate::openapi::{Operation, Tag};
 use crate::timings::Timings;
 use crate::usage::KvUsage;
@@ -18,11 +19,20 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 pub fn create() -> Operation {
-    Operation::new(Tag::Generation, "create_response", "Answers a conversation, in the shape of OpenAI's Responses")
+    let operation = Operation::new(Tag::Generation, "create_response", "Answers a conversation, in the shape of OpenAI's Responses")
         .about(
             "Nothing is stored: previous_response_id, conversation, prompt, background and item references are refused.",
         )
-        .body("ResponseRequest")
+        .body("ResponseRequest");
+    fields(operation)
+        .generates()
+        .answers::<ResponseObject>("The response; with stream: true its events, up to response.completed.")
+        .streams::<ResponseEvent>()
+}
+
+/// The fields of a body, which counting its tokens reads as well.
+fn fields(operation: Operation) -> Operation {
+    operation
         .fields::<ResponsesFields>()
         .fields::<ModelField>()
         .some_fields::<SamplingFields>(SHARED)
@@ -33,9 +43,13 @@ pub fn create() -> Operation {
         .some_fields::<TemplateFields>(SHARED)
         .some_fields::<StructuredFields>(SHARED)
         .requires(&["input"])
-        .generates()
-        .answers::<ResponseObject>("The response; with stream: true its events, up to response.completed.")
-        .streams::<ResponseEvent>()
+}
+
+pub fn input_tokens() -> Operation {
+    let operation = Operation::new(Tag::Text, "response_input_tokens", "Tokens of the prompt that a response would have")
+        .about("Takes the body of /v1/responses, checks it as that path does, and runs nothing.")
+        .body("ResponsePromptRequest");
+    fields(operation).answers::<InputTokens>("Their number.")
 }
 
 fn stored(id: &'static str, summary: &'static str) -> Operation {

@@ -104,6 +104,13 @@ fn every_field_that_is_read_is_described() {
             ),
         ),
         (
+            "/v1/responses/input_tokens",
+            read::<ResponsesBody>(
+                "/v1/responses/input_tokens",
+                &[StoredFields::FIELDS, ChatFieldsOfPeers::FIELDS, UnsupportedFields::FIELDS],
+            ),
+        ),
+        (
             "/v1/messages",
             read::<MessagesBody>("/v1/messages", &[UnsupportedInMessages::FIELDS, UnsupportedFields::FIELDS]),
         ),

@@ -5,7 +5,7 @@ use crate::body::Body;
 use crate::error::{HttpError, error_response};
 use crate::paths::{ApiPath, delete, get, post};
 
-use crate::serving::{SubmittingHandle, answer_embeddings, generate, parse};
+use crate::serving::{SubmittingHandle, answer_embeddings, convert, generate, parse};
 use actix_web::web::{self, Data, Path};
 use actix_web::{HttpRequest, HttpResponse};
 use pagetide_actors::runtime::RuntimeHandle;
@@ -21,10 +21,11 @@ use serde_json::{Value, json};
 
 pub const STORED_RESPONSE: &str = "/v1/responses/{id}";
 
-pub static PATHS: [ApiPath; 10] = [
+pub static PATHS: [ApiPath; 11] = [
     post("/v1/chat/completions", || web::to(chat_completions), chat::describe),
     post("/v1/completions", || web::to(completions), completion::describe),
     post("/v1/responses", || web::to(create_response), api::responses::describe::create),
+    post("/v1/responses/input_tokens", || web::to(response_input_tokens), api::responses::describe::input_tokens),
     get(STORED_RESPONSE, || web::to(stored_response), api::responses::describe::retrieve),
     delete(STORED_RESPONSE, || web::to(stored_response), api::responses::describe::delete),
     get("/v1/responses/{id}/input_items", || web::to(stored_response), api::responses::describe::input_items),
@@ -63,6 +64,14 @@ async fn completions(handle: SubmittingHandle, body: Body) -> Result<HttpRespons
 
 async fn create_response(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, HttpError> {
     responses::create(&handle, parse(&handle, body, ResponsesRequest::parse).await?).await
+}
+
+async fn response_input_tokens(
+    handle: SubmittingHandle,
+    request: HttpRequest,
+    body: Body,
+) -> Result<HttpResponse, HttpError> {
+    convert(&handle, &request, body, api::responses::input_tokens).await
 }
 
 /// Nothing is stored, so there is nothing to get, list, cancel or delete.
