@@ -15,6 +15,7 @@ use pagetide::metrics::llama_cpp::LLAMA_CPP_METRICS;
 use pagetide::metrics::vllm::VLLM_METRICS;
 use pagetide::metrics::{METRICS, MetricKind};
 use serde_json::Value as Json;
+use std::collections::HashSet;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
@@ -172,7 +173,7 @@ fn the_api_page_lists_every_difference_from_vllm() {
 fn the_api_page_lists_every_endpoint_and_parameter() {
     let document = openapi::document(paths_of(Surface::ALL));
     let mut page = String::from("\n| endpoint | what it does | key |\n|---|---|---|\n");
-    let mut parameters = Vec::new();
+    let (mut parameters, mut bodies) = (Vec::new(), HashSet::new());
     for (path, item) in document["paths"].as_object().expect("paths") {
         for (verb, operation) in item.as_object().expect("operations") {
             let key = match operation["security"].as_array().expect("a list").first() {
@@ -185,7 +186,8 @@ fn the_api_page_lists_every_endpoint_and_parameter() {
             writeln!(page, "| `{} {path}` | {summary} | {key} |", verb.to_uppercase()).unwrap();
             if let Some(schema) = operation.pointer("/requestBody/content/application~1json/schema") {
                 let forms = schema["anyOf"].as_array().map_or(std::slice::from_ref(schema), Vec::as_slice);
-                for form in forms {
+                // A body that several paths take is listed with the first.
+                for form in forms.iter().filter(|form| bodies.insert(form["$ref"].to_string())) {
                     parameter_rows(path, "", form, &document, &mut parameters);
                 }
             }

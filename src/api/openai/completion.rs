@@ -83,8 +83,16 @@ pub enum PromptForms {
 }
 
 pub fn describe() -> Operation {
-    Operation::new(Tag::Generation, "completions", "Continues a text")
-        .body("CompletionRequest")
+    let operation = Operation::new(Tag::Generation, "completions", "Continues a text").body("CompletionRequest");
+    describe_fields(operation)
+        .answers::<TextCompletion>("The whole answer, or with stream its parts.")
+        .streams::<TextCompletion>()
+        .generates()
+}
+
+/// The operation with all fields of a completion.
+pub fn describe_fields(operation: Operation) -> Operation {
+    operation
         .fields::<CompletionFields>()
         .fields::<ModelField>()
         .fields::<SamplingFields>()
@@ -97,9 +105,6 @@ pub fn describe() -> Operation {
         .fields::<NativeShapeFields>()
         .fields::<AcceptedFields>()
         .requires(&["prompt"])
-        .answers::<TextCompletion>("The whole answer, or with stream its parts.")
-        .streams::<TextCompletion>()
-        .generates()
 }
 
 pub fn parse(

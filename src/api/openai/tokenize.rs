@@ -68,7 +68,7 @@ enum ContentForms {
 }
 
 /// The answer to the form that the request had.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize)]
 #[serde(untagged)]
 pub enum TokenizedForms {
     Counted(Tokenized),
@@ -177,7 +177,9 @@ pub fn describe_tokenize() -> Operation {
         .fields::<ModelField>()
         .fields::<ContentFields>()
         .requires(&["content"])
-        .answers::<TokenizedForms>("The token ids.")
+        .answers::<Tokenized>("The token ids, in the form that the request had.")
+        .or_answers::<TokenIds>()
+        .or_answers::<TokensWithPieces>()
 }
 
 pub fn describe_detokenize() -> Operation {

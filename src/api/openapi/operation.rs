@@ -26,17 +26,19 @@ pub enum PathAccess {
 pub enum Tag {
     Generation,
     Text,
+    Batches,
     Models,
     Server,
 }
 
 impl Tag {
-    pub const ALL: [Tag; 4] = [Tag::Generation, Tag::Text, Tag::Models, Tag::Server];
+    pub const ALL: [Tag; 5] = [Tag::Generation, Tag::Text, Tag::Batches, Tag::Models, Tag::Server];
 
     pub fn name(self) -> &'static str {
         match self {
             Tag::Generation => "Generation",
             Tag::Text => "Text and tokens",
+            Tag::Batches => "Files and batches",
             Tag::Models => "Models",
             Tag::Server => "Server",
         }
@@ -46,6 +48,7 @@ impl Tag {
         match self {
             Tag::Generation => "Text from the model",
             Tag::Text => "What the tokenizer makes of a text, and back",
+            Tag::Batches => "Requests that are answered when there is time",
             Tag::Models => "What is served",
             Tag::Server => "How the server is, and what it offers",
         }
@@ -69,6 +72,8 @@ pub struct Operation {
     about: String,
     /// Forms of the request body.
     request: Vec<Form>,
+    /// A form with a file: its name and its schema.
+    upload: Option<(&'static str, Value)>,
     path_parameters: Vec<(&'static str, &'static str)>,
     /// Names with what they are and their schemas.
     query_parameters: Vec<(&'static str, &'static str, Value)>,
@@ -90,6 +95,7 @@ impl Operation {
             summary,
             about: String::new(),
             request: Vec::new(),
+            upload: None,
             path_parameters: Vec::new(),
             query_parameters: Vec::new(),
             answer: Map::new(),
@@ -110,6 +116,37 @@ impl Operation {
     pub fn body(mut self, name: &'static str) -> Self {
         self.request.push(Form { name, properties: Map::new(), required: Vec::new() });
         self.errors.extend([400, 404, 408, 413, 415]);
+        self
+    }
+
+    /// A form as `multipart/form-data`, `name` in generated clients.
+    pub fn form(mut self, name: &'static str, schema: Value) -> Self {
+        self.upload = Some((name, schema));
+        self.errors.extend([400, 408, 413]);
+        self
+    }
+
+    /// The body is that of another operation, and errors are told as there.
+    pub fn takes_body_of(mut self, other: Operation) -> Self {
+        self.request.extend(other.request);
+        self.errors.extend([400, 404, 408, 413, 415]);
+        self.error = other.error;
+        self.schemas.extend(other.schemas);
+        self
+    }
+
+    /// The body is that of any of these operations, and the answer is the one that it has there.
+    pub fn any_of(mut self, others: Vec<Operation>) -> Self {
+        for mut other in others {
+            self.errors.append(&mut other.errors);
+            for (media, answer) in std::mem::take(&mut other.answer) {
+                match self.answer.get_mut(&media) {
+                    None => drop(self.answer.insert(media, answer)),
+                    Some(known) => add_alternative(&mut known["schema"], answer["schema"].clone()),
+                }
+            }
+            self = self.takes_body_of(other);
+        }
         self
     }
 
@@ -176,6 +213,26 @@ impl Operation {
         self.media::<T>("application/json", reference(&T::name()), about)
     }
 
+    /// May also be answered with this `T`.
+    pub fn or_answers<T: ToSchema>(mut self) -> Self {
+        let known = self.answer.get_mut("application/json").expect("answers() comes before or_answers()");
+        add_alternative(&mut known["schema"], reference(&T::name()));
+        self.schemas.push((T::name().into(), T::schema()));
+        T::schemas(&mut self.schemas);
+        self
+    }
+
+    /// Answered without a body.
+    pub fn answers_nothing(mut self, about: &'static str) -> Self {
+        self.answer_about = about;
+        self
+    }
+
+    /// Answered with an array of `T`.
+    pub fn answers_several<T: ToSchema>(self, about: &'static str) -> Self {
+        self.media::<T>("application/json", json!({"type": "array", "items": reference(&T::name())}), about)
+    }
+
     /// With `stream: true` answered with server-sent events, each a `T`.
     pub fn streams<T: ToSchema>(self) -> Self {
         let about = self.answer_about;
@@ -204,6 +261,13 @@ impl Operation {
         self.answer_about = about;
         self.schemas.push((T::name().into(), T::schema()));
         T::schemas(&mut self.schemas);
+        self
+    }
+
+    /// With `stream: true` answered with server-sent events that have no schema here.
+    pub fn streams_json(mut self) -> Self {
+        let event = json!({"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]});
+        self.answer.insert("text/event-stream".into(), json!({ "schema": event }));
         self
     }
 
@@ -312,9 +376,26 @@ impl Operation {
             let content = json!({"application/json": {"schema": schema}});
             operation["requestBody"] = json!({"required": true, "content": content});
         }
+        if let Some((name, schema)) = self.upload {
+            schemas.insert(name.into(), schema);
+            let content = json!({"multipart/form-data": {"schema": reference(name)}});
+            operation["requestBody"] = json!({"required": true, "content": content});
+        }
         operation["responses"] = responses.into();
         operation["security"] = security;
         operation
+    }
+}
+
+/// A value may follow `other` as well.
+fn add_alternative(schema: &mut Value, other: Value) {
+    if *schema == other {
+        return;
+    }
+    match schema.get_mut("anyOf").and_then(Value::as_array_mut) {
+        Some(alternatives) if alternatives.contains(&other) => {}
+        Some(alternatives) => alternatives.push(other),
+        None => *schema = json!({"anyOf": [schema.take(), other]}),
     }
 }
 
@@ -323,16 +404,17 @@ fn error(status: u16, schema: &str) -> Value {
         400 => "A field is missing, or has a wrong type or value; param names it.",
         401 => "The key is missing or wrong.",
         403 => {
-            "The path is closed on this server: server.admin_key or server.metrics_key is not set, or \
+            "The path is closed on this server: server.admin_key, server.metrics_key or batches.folder is not set, or \
              server.debug_endpoints is false."
         }
         404 => "There is no model, or nothing else, with this name.",
         408 => "The body did not arrive within server.body_timeout_s.",
-        409 => "Nothing is recorded (recorder.minutes).",
-        413 => "The body is longer than server.max_body_bytes.",
+        409 => "It cannot be done now: nothing is recorded (recorder.minutes), or a batch has ended or has not.",
+        413 => "The body is longer than server.max_body_bytes, or a file than batches.max_file_mib.",
         415 => "The body has a Content-Encoding that is not known.",
         429 => {
-            "The server holds the maximum number of requests, or a rate limit of the key or of the server is used up. Retry-After says when to try again."
+            "The server holds the maximum number of requests, files or batches, or a rate limit of the key or of the \
+             server is used up. Retry-After says when to try again, if that is known."
         }
         500 => "The engine failed under this request.",
         501 => "The path is known from another server, and what it asks for is not served.",

@@ -19,11 +19,13 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 pub fn create() -> Operation {
-    let operation = Operation::new(Tag::Generation, "create_response", "Answers a conversation, in the shape of OpenAI's Responses")
-        .about(
-            "Nothing is stored: previous_response_id, conversation, prompt, background and item references are refused.",
-        )
-        .body("ResponseRequest");
+    let operation = Operation::new(
+        Tag::Generation,
+        "create_response",
+        "Answers a conversation, in the shape of OpenAI's Responses",
+    )
+    .about("Nothing is stored: previous_response_id, conversation, prompt, background and item references are refused.")
+    .body("ResponseRequest");
     fields(operation)
         .generates()
         .answers::<ResponseObject>("The response; with stream: true its events, up to response.completed.")
@@ -46,9 +48,10 @@ fn fields(operation: Operation) -> Operation {
 }
 
 pub fn input_tokens() -> Operation {
-    let operation = Operation::new(Tag::Text, "response_input_tokens", "Tokens of the prompt that a response would have")
-        .about("Takes the body of /v1/responses, checks it as that path does, and runs nothing.")
-        .body("ResponsePromptRequest");
+    let operation =
+        Operation::new(Tag::Text, "response_input_tokens", "Tokens of the prompt that a response would have")
+            .about("Takes the body of /v1/responses, checks it as that path does, and runs nothing.")
+            .body("ResponsePromptRequest");
     fields(operation).answers::<InputTokens>("Their number.")
 }
 

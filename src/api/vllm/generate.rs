@@ -145,6 +145,7 @@ pub fn describe() -> Operation {
         .requires(&["token_ids", "sampling_params"])
         .generates()
         .answers_json("The token ids of each output, or with stream their parts.")
+        .streams_json()
 }
 
 pub fn parse(

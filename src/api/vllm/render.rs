@@ -11,6 +11,7 @@ use crate::openai::{chat, completion};
 use crate::openapi::{Operation, Tag};
 use crate::prompt::Prompt;
 use crate::request::{ApiRequest, FieldNames, PromptRequest, StreamOptions};
+use crate::responses;
 use crate::responses::request::{ResponsesBody, ResponsesRequest};
 use pagetide_base::budget::Budget;
 use pagetide_base::error::ApiError;
@@ -100,14 +101,35 @@ struct RenderedParams {
 
 /// `id`: the operation's name in generated clients. `of`: the path that runs such bodies at once.
 pub fn describe(id: &'static str, of: &str) -> Operation {
+    describe_path(id, of).answers::<RenderedInput>("The request.")
+}
+
+fn describe_path(id: &'static str, of: &str) -> Operation {
     Operation::new(Tag::Text, id, "The tokens and parameters that a request becomes")
         .about(format!(
             "Takes the body of {of}, runs nothing, and answers with a body for /inference/v1/generate. A header \
-             X-Request-Id goes before the body's request_id. Chats and completions have the field \
-             return_token_offsets too: the answer then says where each token is in the text of the prompt."
+             X-Request-Id goes before the body's request_id."
         ))
         .fails(&[400, 404, 408, 413, 415])
-        .answers::<RenderedInput>("The request; of a completion an array with one for each prompt.")
+}
+
+pub fn describe_chat() -> Operation {
+    let operation = describe("render_chat", "/v1/chat/completions").body("RenderChatRequest").fields::<RenderFields>();
+    chat::describe_fields(operation)
+}
+
+pub fn describe_completion() -> Operation {
+    let operation = describe_path("render_completion", "/v1/completions");
+    completion::describe_fields(operation.body("RenderCompletionRequest").fields::<RenderFields>())
+        .answers_several::<RenderedInput>("A request for each prompt.")
+}
+
+pub fn describe_response() -> Operation {
+    describe("render_response", "/v1/responses").takes_body_of(responses::describe::create())
+}
+
+pub fn describe_message() -> Operation {
+    describe("render_message", "/v1/messages").takes_body_of(anthropic::describe::create())
 }
 
 /// What renders a request.

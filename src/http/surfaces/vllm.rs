@@ -35,18 +35,10 @@ pub static PATHS: [ApiPath; 28] = [
     post("/tokenize", || web::to(tokenize), tokenize::describe_tokenize),
     post("/detokenize", || web::to(detokenize), tokenize::describe_detokenize),
     post("/v1/chat/completions/batch", || web::to(chat_batch), chat::describe_batch),
-    post(
-        "/v1/chat/completions/render",
-        || web::to(render_chat),
-        || render::describe("render_chat", "/v1/chat/completions"),
-    ),
-    post(
-        "/v1/completions/render",
-        || web::to(render_completion),
-        || render::describe("render_completion", "/v1/completions"),
-    ),
-    post("/v1/responses/render", || web::to(render_response), || render::describe("render_response", "/v1/responses")),
-    post("/v1/messages/render", || web::to(render_message), || render::describe("render_message", "/v1/messages")),
+    post("/v1/chat/completions/render", || web::to(render_chat), render::describe_chat),
+    post("/v1/completions/render", || web::to(render_completion), render::describe_completion),
+    post("/v1/responses/render", || web::to(render_response), render::describe_response),
+    post("/v1/messages/render", || web::to(render_message), render::describe_message),
     post("/v1/chat/completions/derender", || web::to(derender_chat), derender::describe_chat),
     post("/v1/completions/derender", || web::to(derender_completion), derender::describe_completion),
     post("/inference/v1/generate", || web::to(generate), generate::describe),
@@ -206,8 +198,13 @@ fn describe_invocations() -> Operation {
              documents in order, and text_1 or queries scores. Messages with a field that only embeddings have, such as \
              encoding_format, ask for the embedding of the chat.",
         )
-        .generates()
-        .answers_json("What the path for such bodies answers.")
+        .any_of(vec![
+            chat::describe(),
+            completion::describe(),
+            embeddings::describe(),
+            rerank::describe("rerank"),
+            score::describe("score"),
+        ])
 }
 
 async fn invocations(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, HttpError> {
