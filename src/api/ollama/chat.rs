@@ -74,10 +74,12 @@ pub fn parse(
     let (messages, continues) = messages(chat.messages.unwrap_or_default())?;
     let tools = tools(chat.tools.unwrap_or_default())?;
     let answer = OllamaAnswer::new(AnswerShape::Message, name, begun, model);
-    if messages.is_empty() {
+    let only_loads = messages.is_empty();
+    // Its other fields have to be right all the same.
+    let request = request(messages, continues, tools, &mut fields, memory, FieldNames::OLLAMA_CHAT, model)?;
+    if only_loads {
         return Ok(OllamaTask::Load(answer.loaded()));
     }
-    let request = request(messages, continues, tools, &mut fields, memory, FieldNames::OLLAMA_CHAT, model)?;
     Ok(OllamaTask::Generate(Box::new(request), Box::new(answer)))
 }
 

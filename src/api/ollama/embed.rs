@@ -1,7 +1,7 @@
 //! `POST /api/embed`, and `POST /api/embeddings`, which came before it.
 
 use super::fields::model_name;
-use super::options::OllamaOptions;
+use super::options::{OllamaOptions, options};
 use crate::body::fields::IdsField;
 use crate::body::ids::Ids;
 use crate::body::{ParsedBody, body, body_fields};
@@ -88,7 +88,7 @@ pub fn parse(
     let OllamaEmbedBody { own, accepted, model: model_field } = body;
     let name = model_name(model_field, &problems, model)?;
     problems.check()?;
-    accepted.check()?;
+    accepted.check(model)?;
     let prompts = match own.input {
         IdsField { ids: None, other: None } => Vec::new(),
         IdsField { ids: Some(Ids::One(list)), .. } if list.is_empty() => Vec::new(),
@@ -116,14 +116,15 @@ pub fn parse_older(
     let OllamaEmbeddingsBody { own, accepted, model: model_field } = body;
     model_name(model_field, &problems, model)?;
     problems.check()?;
-    accepted.check()?;
+    accepted.check(model)?;
     let prompt = own.prompt.filter(|prompt| !prompt.is_empty());
     let each = embedding_of_each(FieldNames::COMPLETION, model.pooling, None);
     Ok(ApiRequest::new(prompt.into_iter().map(Into::into).collect(), each))
 }
 
 impl AcceptedInEmbed {
-    fn check(&self) -> Result<(), ApiError> {
+    fn check(self, model: &ModelInfo) -> Result<(), ApiError> {
+        options(self.options, model)?;
         match &self.keep_alive {
             None | Some(Value::Number(_) | Value::String(_)) => Ok(()),
             other => Err(wrong_type("keep_alive", "a number of seconds or a string", other.as_ref())),

@@ -76,9 +76,7 @@ pub fn parse(
     let shape = if without.is_some() { AnswerShape::Raw } else { AnswerShape::Text };
     let answer = OllamaAnswer::new(shape, name, begun, model);
     let prompt = own.prompt.unwrap_or_default();
-    if prompt.is_empty() && suffix.is_none() {
-        return Ok(OllamaTask::Load(answer.loaded()));
-    }
+    let only_loads = prompt.is_empty() && suffix.is_none();
     let request = if without.is_some() {
         raw(prompt, suffix, &mut fields, &memory, model)?
     } else {
@@ -91,6 +89,10 @@ pub fn parse(
         }
         request
     };
+    // Without a prompt, the fields have to be right all the same.
+    if only_loads {
+        return Ok(OllamaTask::Load(answer.loaded()));
+    }
     Ok(OllamaTask::Generate(Box::new(request), Box::new(answer)))
 }
 
