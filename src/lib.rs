@@ -13,6 +13,7 @@ pub use pagetide_actors::offline;
 pub use pagetide_api as api;
 pub use pagetide_backend as backend;
 pub use pagetide_base::{budget, error, ids, rules, sampling};
+pub use pagetide_batches as batches;
 pub use pagetide_bench as bench;
 pub use pagetide_cli as cli;
 pub use pagetide_config as config;

@@ -5,12 +5,11 @@ use crate::messages::{Accepted, EventStream};
 use crate::runtime::RuntimeHandle;
 use crate::under_way::{Aborted, RequestUnderWay};
 use pagetide_api::delta::Delta;
-use pagetide_api::fold::{AnswerFold, PromptFold, echoed_text, engine_stopped};
+use pagetide_api::fold::{AnswerFold, AnsweredPrompt, PromptFold, echoed_text, engine_stopped};
 use pagetide_api::openai::{self, Endpoint, response::WholeAnswer};
 use pagetide_api::prompt::Prompt;
 use pagetide_api::request::ApiRequest;
 use pagetide_base::error::ApiError;
-use serde_json::Value;
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::task::{Context, Poll, ready};
@@ -179,13 +178,6 @@ impl Generation {
     }
 }
 
-/// Answers `body` as `endpoint` does without `stream`. Dropping the future cancels the request.
-pub async fn answer_body(handle: &RuntimeHandle, endpoint: Endpoint, body: &Value) -> Result<Value, ApiError> {
-    let request = openai::parse(endpoint, body, handle.model())?;
-    let whole = whole_answer(handle, endpoint, request).await?;
-    serde_json::to_value(&whole).map_err(|error| ApiError::engine(format!("the answer cannot be written: {error}")))
-}
-
 /// The whole answer to a request, whether it asked for a stream or not.
 pub async fn whole_answer(
     handle: &RuntimeHandle,
@@ -195,6 +187,17 @@ pub async fn whole_answer(
     let answer = openai::response::OpenAiAnswer::new(endpoint, &request, handle.model());
     let (choices, answers) = collect(handle, &mut request).await?;
     Ok(answer.whole(choices, answers))
+}
+
+/// The prompts of a request for embeddings, each with its embedding.
+pub async fn embedded(handle: &RuntimeHandle, request: &mut ApiRequest) -> Result<Vec<AnsweredPrompt>, ApiError> {
+    let mut generation = Generation::start(handle, request).await?;
+    generation.finish(drop).await?;
+    let prompts = generation.into_answers().into_prompts();
+    match prompts.iter().all(|prompt| prompt.facts.embedding.is_some()) {
+        true => Ok(prompts),
+        false => Err(engine_stopped()),
+    }
 }
 
 /// All that each choice of the answer gained, in the order of the answer.

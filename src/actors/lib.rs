@@ -1,5 +1,6 @@
 //! The five actors. They own state and call pure code. Their messages are in [`messages`].
 
+pub mod answers;
 pub mod block_allocator;
 pub mod deadline;
 pub mod engine_config;

@@ -8,6 +8,7 @@
 //! Nothing here knows HTTP or actors.
 
 pub mod anthropic;
+pub mod batches;
 pub mod body;
 pub mod chat;
 pub mod checks;

@@ -30,11 +30,6 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
-    /// The endpoint served under `path`, as batch files name it too.
-    pub fn of_path(path: &str) -> Option<Self> {
-        [Endpoint::Chat, Endpoint::Completion].into_iter().find(|endpoint| endpoint.path() == path)
-    }
-
     pub fn path(self) -> &'static str {
         match self {
             Endpoint::Chat => "/v1/chat/completions",
@@ -93,11 +88,5 @@ mod tests {
         assert_eq!(fields.n, None);
         assert!(!fields.ignore_eos);
         assert_eq!(fields.stream_options, Some(StreamOptions::default()));
-    }
-
-    #[test]
-    fn endpoints_are_known_by_path() {
-        assert_eq!(Endpoint::of_path("/v1/completions"), Some(Endpoint::Completion));
-        assert_eq!(Endpoint::of_path("/v1/embeddings"), None);
     }
 }

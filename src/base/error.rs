@@ -182,6 +182,39 @@ impl ApiError {
         Self::new(404, "invalid_request_error", Some("response_not_found"), message)
     }
 
+    /// 403: there is no folder for files and batches.
+    pub fn batches_off() -> Self {
+        let message = "this server keeps no files and batches: batches.folder is not set";
+        Self::new(403, "permission_error", Some("batches_off"), message)
+    }
+
+    /// 404: no such file or batch of the client's key. `what`: file or batch.
+    pub fn not_kept(what: &str, id: &str) -> Self {
+        Self::new(404, "invalid_request_error", Some("not_found"), format!("there is no {what} '{id}'"))
+    }
+
+    /// 409: the batch has ended, or has not.
+    pub fn wrong_batch_state(message: impl Into<String>) -> Self {
+        Self::new(409, "invalid_request_error", Some("wrong_batch_state"), message)
+    }
+
+    /// 413: an uploaded file is longer than `batches.max_file_mib`.
+    pub fn file_too_large(limit_mib: u64) -> Self {
+        let message = format!("the file is longer than {limit_mib} MiB, this server's limit (batches.max_file_mib)");
+        Self { param: Some("file".into()), ..Self::new(413, "invalid_request_error", Some("file_too_large"), message) }
+    }
+
+    /// 429: files or batches have to go before there is room. `setting`: the limit.
+    pub fn batches_full(message: String, setting: &str) -> Self {
+        let message = format!("{message} ({setting})");
+        Self::new(429, "rate_limit_error", Some("storage_full"), message)
+    }
+
+    /// 500: the disk fails.
+    pub fn storage_failed(why: &str) -> Self {
+        Self::new(500, "server_error", Some("storage_failed"), format!("files cannot be read or written: {why}"))
+    }
+
     /// 501: models are not added, changed or removed over HTTP.
     pub fn models_not_managed(path: &str) -> Self {
         let message = format!(

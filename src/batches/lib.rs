@@ -8,6 +8,7 @@ pub mod batch;
 mod disk;
 pub mod file;
 pub mod journal;
+pub mod lines;
 pub mod store;
 
 pub use journal::Journal;

@@ -455,9 +455,15 @@ impl Store {
             let files = batch.api == BatchApi::OpenAi;
             let output = (files && has_output).then(&mut new_id);
             let errors = (files && has_errors).then(&mut new_id);
-            batch.counts = Counts { total: batch.counts.total, ..counts };
+            // A batch may be cancelled before its requests have been counted.
+            batch.counts = Counts { total: batch.counts.total.max(counts.num_done()), ..counts };
             batch.finalize(outcome, output, errors, now);
         })?;
+        self.end(id, now)
+    }
+
+    /// Goes on with [`Store::finish`] where that was interrupted.
+    pub fn end(&self, id: &str, now: u64) -> io::Result<()> {
         self.file_results(&mut self.books(), id, now)
     }
 

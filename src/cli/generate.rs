@@ -2,16 +2,15 @@
 
 use clap::Args;
 use futures_util::stream::{self, StreamExt};
-use pagetide_actors::generation::answer_body;
+use pagetide_actors::answers::answer_body;
 use pagetide_actors::runtime::Runtime;
-use pagetide_api::openai::Endpoint;
-use pagetide_api::openai::error::ErrorAnswer;
+use pagetide_api::batches::line::{BadLine, BatchEndpoint, RequestLine, ResultLine};
+use pagetide_api::body::Bounds;
 use pagetide_base::error::{ApiError, StartError};
 use pagetide_terminal::options::ConfigOptions;
 use pagetide_terminal::progress::{self, RequestProgress};
 use pagetide_terminal::{log, open_files, output};
-use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -45,7 +44,7 @@ pub fn run(args: &GenerateArgs) -> Result<ExitCode, StartError> {
 
     let runtime = Runtime::start(&config, progress::loading())?;
     let handle = runtime.handle();
-    let answer = async |endpoint, body: &Value| answer_body(&handle, endpoint, body).await;
+    let answer = async |endpoint, body: &Value| answer_body(&handle, endpoint, body, |_| {}).await;
     let work = answer_all(&lines, wanted.min(limit), answer, &mut output);
     let failed = actix_rt::System::new().block_on(work)?;
     drop(runtime);
@@ -78,46 +77,12 @@ fn open_output(input: &str, output: &str) -> Result<Box<dyn Write>, StartError> 
     Ok(Box::new(BufWriter::new(file)))
 }
 
-/// One line of the output.
-#[derive(Debug, Serialize)]
-struct BatchResult {
-    id: String,
-    custom_id: Option<String>,
-    /// What the API would have answered; none if the line was no request.
-    response: Option<BatchResponse>,
-    error: Option<BatchError>,
-}
-
-#[derive(Debug, Serialize)]
-struct BatchResponse {
-    status_code: u16,
-    request_id: String,
-    body: Value,
-}
-
-#[derive(Debug, Serialize)]
-struct BatchError {
-    code: &'static str,
-    message: String,
-}
-
-impl BatchResult {
-    fn failed(&self) -> bool {
-        self.response.as_ref().is_none_or(|response| response.status_code != 200)
-    }
-
-    fn completion_tokens(&self) -> u64 {
-        let response = self.response.as_ref();
-        response.and_then(|response| response.body["usage"]["completion_tokens"].as_u64()).unwrap_or(0)
-    }
-}
-
 /// Answers the lines, `concurrency` at a time, and writes the results in the order of the lines. Returns how many
 /// failed.
 async fn answer_all(
     lines: &[(usize, String)],
     concurrency: usize,
-    answer: impl AsyncFn(Endpoint, &Value) -> Result<Value, ApiError>,
+    answer: impl AsyncFn(BatchEndpoint, &Value) -> Result<Value, ApiError>,
     output: &mut dyn Write,
 ) -> Result<usize, StartError> {
     let mut progress = RequestProgress::new(lines.len() as u64);
@@ -129,11 +94,11 @@ async fn answer_all(
             async move { (index, answer_one(index, request, answer).await) }
         })
         .buffer_unordered(concurrency);
-    let mut early: BTreeMap<usize, BatchResult> = BTreeMap::new();
+    let mut early: BTreeMap<usize, ResultLine> = BTreeMap::new();
     let (mut next, mut failed) = (0, 0);
     while let Some((index, result)) = results.next().await {
         progress.request_done(result.completion_tokens());
-        failed += usize::from(result.failed());
+        failed += usize::from(!result.has_succeeded());
         early.insert(index, result);
         while let Some(result) = early.remove(&next) {
             write_line(output, &result)
@@ -145,102 +110,54 @@ async fn answer_all(
 }
 
 /// A result that is written is there, whatever happens later.
-fn write_line(output: &mut dyn Write, result: &BatchResult) -> io::Result<()> {
+fn write_line(output: &mut dyn Write, result: &ResultLine) -> io::Result<()> {
     let mut line = serde_json::to_vec(result)?;
     line.push(b'\n');
     output.write_all(&line)?;
     output.flush()
 }
 
-struct BatchRequest {
-    custom_id: String,
-    endpoint: Endpoint,
-    body: Value,
-}
-
-/// A line that is no request: its `custom_id` if it has one, and why.
-struct BadLine {
-    custom_id: Option<String>,
-    message: String,
-}
-
-fn parse_all(lines: &[(usize, String)]) -> Vec<Result<BatchRequest, BadLine>> {
+fn parse_all(lines: &[(usize, String)]) -> Vec<Result<RequestLine, BadLine>> {
+    // The file is the user's own.
+    let bounds = Bounds { max_values: 0, max_prompts: usize::MAX };
     let mut seen = HashSet::new();
     let parse = |(number, line): &(usize, String)| {
-        let mut parsed = parse_line(line);
-        if let Ok(request) = &parsed
-            && !seen.insert(request.custom_id.clone())
-        {
-            let custom_id = Some(request.custom_id.clone());
-            parsed = Err(BadLine { custom_id, message: "custom_id: an earlier line has the same".into() });
-        }
-        parsed.map_err(|bad| BadLine { message: format!("line {number}: {}", bad.message), ..bad })
+        let request = RequestLine::parse(line.as_bytes(), bounds, &BatchEndpoint::OPENAI);
+        let request = request.and_then(|request| match seen.insert(request.custom_id.clone()) {
+            true => Ok(request),
+            false => Err(BadLine::repeated(request.custom_id)),
+        });
+        request.map_err(|bad| bad.at(*number as u64))
     };
     lines.iter().map(parse).collect()
 }
 
-fn parse_line(line: &str) -> Result<BatchRequest, BadLine> {
-    let bad = |custom_id: &Option<String>, message: String| BadLine { custom_id: custom_id.clone(), message };
-    let mut value: Value = serde_json::from_str(line).map_err(|error| bad(&None, format!("not JSON: {error}")))?;
-    let custom_id = value["custom_id"].as_str().map(str::to_owned);
-    let Some(id) = &custom_id else {
-        return Err(bad(&None, "custom_id: must be given, a text".into()));
-    };
-    if value["method"].as_str() != Some("POST") {
-        return Err(bad(&custom_id, format!("method: must be \"POST\", not {}", value["method"])));
-    }
-    let Some(endpoint) = value["url"].as_str().and_then(Endpoint::of_path) else {
-        let (chat, completion) = (Endpoint::Chat.path(), Endpoint::Completion.path());
-        return Err(bad(&custom_id, format!("url: must be \"{chat}\" or \"{completion}\", not {}", value["url"])));
-    };
-    if !value["body"].is_object() {
-        return Err(bad(&custom_id, "body: must be given, an object".into()));
-    }
-    if value["body"]["stream"] == true {
-        return Err(bad(&custom_id, "body.stream: a file of results cannot be streamed to".into()));
-    }
-    let body = value["body"].take();
-    Ok(BatchRequest { custom_id: id.clone(), endpoint, body })
-}
-
 async fn answer_one(
     index: usize,
-    request: Result<BatchRequest, BadLine>,
-    answer: &impl AsyncFn(Endpoint, &Value) -> Result<Value, ApiError>,
-) -> BatchResult {
+    request: Result<RequestLine, BadLine>,
+    answer: &impl AsyncFn(BatchEndpoint, &Value) -> Result<Value, ApiError>,
+) -> ResultLine {
     let id = format!("batch_req_{index}");
-    let request = match request {
+    let RequestLine { custom_id, endpoint, body } = match request {
         Ok(request) => request,
-        Err(BadLine { custom_id, message }) => {
-            return BatchResult {
-                id,
-                custom_id,
-                response: None,
-                error: Some(BatchError { code: "invalid_request", message }),
-            };
-        }
+        Err(bad) => return ResultLine::bad(id, bad),
     };
-    let response = loop {
-        match answer(request.endpoint, &request.body).await {
-            Ok(body) => {
-                let request_id = body["id"].as_str().unwrap_or(&id).to_owned();
-                break BatchResponse { status_code: 200, request_id, body };
-            }
+    let answer = loop {
+        match answer(endpoint, &body).await {
             // A body may hold many prompts, so the engine can be full although `concurrency` is not reached. Here no
             // request is turned away: it waits and tries again.
             Err(error) if error.status == 429 => tokio::time::sleep(Duration::from_millis(100)).await,
-            Err(error) => {
-                let body = json!(ErrorAnswer::from(&error));
-                break BatchResponse { status_code: error.status, request_id: id.clone(), body };
-            }
+            answer => break answer,
         }
     };
-    BatchResult { id, custom_id: Some(request.custom_id), response: Some(response), error: None }
+    ResultLine::answered(id, (custom_id, endpoint), answer)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use pagetide_api::openai::Endpoint;
+    use serde_json::json;
     use std::cell::Cell;
 
     fn numbered(lines: &[&str]) -> Vec<(usize, String)> {
@@ -255,7 +172,7 @@ mod tests {
     fn answers(
         lines: &[(usize, String)],
         concurrency: usize,
-        answer: impl AsyncFn(Endpoint, &Value) -> Result<Value, ApiError>,
+        answer: impl AsyncFn(BatchEndpoint, &Value) -> Result<Value, ApiError>,
     ) -> (Vec<Value>, usize) {
         let mut output = Vec::new();
         let work = answer_all(lines, concurrency, answer, &mut output);
@@ -270,7 +187,7 @@ mod tests {
             (0..40).map(|id| (id + 1, request(id, json!({"delay_ms": (40 - id) % 7})))).collect();
         let (running, most) = (Cell::new(0), Cell::new(0));
         let (results, failed) = answers(&lines, 8, async |endpoint, body: &Value| {
-            assert_eq!(endpoint, Endpoint::Completion);
+            assert_eq!(endpoint, BatchEndpoint::Generation(Endpoint::Completion));
             running.set(running.get() + 1);
             most.set(most.get().max(running.get()));
             tokio::time::sleep(Duration::from_millis(body["delay_ms"].as_u64().unwrap())).await;
@@ -294,7 +211,7 @@ mod tests {
             "{not json",
             "{}",
             r#"{"custom_id": "a", "method": "GET", "url": "/v1/completions", "body": {}}"#,
-            r#"{"custom_id": "b", "method": "POST", "url": "/v1/embeddings", "body": {}}"#,
+            r#"{"custom_id": "b", "method": "POST", "url": "/v1/messages", "body": {}}"#,
             r#"{"custom_id": "c", "method": "POST", "url": "/v1/completions"}"#,
             r#"{"custom_id": "d", "method": "POST", "url": "/v1/completions", "body": {"stream": true}}"#,
             &good,
@@ -303,7 +220,7 @@ mod tests {
         let (results, failed) = answers(&lines, 2, async |_, _: &Value| Ok(json!({})));
         assert_eq!(failed, 7);
         let message = |index: usize| results[index]["error"]["message"].as_str().unwrap();
-        assert!(message(0).starts_with("line 1: not JSON"));
+        assert!(message(0).starts_with("line 1: the line is not JSON"));
         assert_eq!(message(1), "line 2: custom_id: must be given, a text");
         assert_eq!(message(2), "line 3: method: must be \"POST\", not \"GET\"");
         assert!(message(3).starts_with("line 4: url: must be"));

@@ -27,7 +27,7 @@ pub use engine::{CacheConfig, DeviceConfig, ModelConfig, SchedulerSettings, Swap
 pub use keys::ApiKeyConfig;
 pub use observing::{ConsoleConfig, LogConfig, MetricsConfig, RecorderConfig, TracingConfig};
 pub use pagetide_model::files::DEMO_MODEL;
-pub use serving::{IntakeConfig, LOCALHOST, LimitsConfig, ServerConfig};
+pub use serving::{BatchesConfig, IntakeConfig, LOCALHOST, LimitsConfig, ServerConfig};
 
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct Config {
@@ -39,6 +39,7 @@ pub struct Config {
     pub swap: SwapConfig,
     pub scheduler: SchedulerSettings,
     pub intake: IntakeConfig,
+    pub batches: BatchesConfig,
     pub log: LogConfig,
     pub metrics: MetricsConfig,
     pub tracing: TracingConfig,

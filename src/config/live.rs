@@ -89,6 +89,7 @@ const REASONS: &[(&str, &str)] = &[
     ("scheduler.key_turns", "the order of waiting requests is chosen at startup"),
     ("scheduler.overlap", "the kind of scheduler loop is chosen at startup"),
     ("intake", "its threads start at startup"),
+    ("batches", "the folder is opened at startup"),
     ("log.format", "the log is opened at startup"),
     ("tracing", "the exporter starts at startup"),
     ("recorder", "the recorder is created at startup"),

@@ -231,3 +231,37 @@ impl Default for IntakeConfig {
         }
     }
 }
+
+/// Files and batches of requests over HTTP.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BatchesConfig {
+    /// Empty: there are no files and batches.
+    pub folder: String,
+    pub max_file_mib: u64,
+    /// Of all files together.
+    pub max_folder_gib: u64,
+    /// Of each API key, as `max_batches`.
+    pub max_files: usize,
+    pub max_batches: usize,
+    pub max_lines: u64,
+    /// Requests of all batches at once.
+    pub max_running: usize,
+    pub priority: u32,
+    pub keep_days: u64,
+}
+
+impl Default for BatchesConfig {
+    fn default() -> Self {
+        Self {
+            folder: String::new(),
+            max_file_mib: 200,
+            max_folder_gib: 10,
+            max_files: 1000,
+            max_batches: 1000,
+            max_lines: 50_000,
+            max_running: 16,
+            priority: 1000,
+            keep_days: 30,
+        }
+    }
+}

@@ -84,6 +84,7 @@ pub const SECTIONS: &[(&str, &str)] = &[
     ("swap", "Swap tier: KV blocks of preempted sequences and cached prefixes in CPU memory"),
     ("scheduler", "Scheduler: batching, admission and preemption"),
     ("intake", "Request intake: chat templates, tokenisation and grammars"),
+    ("batches", "Files and batches of requests, on disk"),
     ("log", "Logs, written to standard error"),
     ("metrics", "Prometheus metrics"),
     ("tracing", "Request traces, sent to an OpenTelemetry collector"),
@@ -554,6 +555,40 @@ settings! {
          wait for its masks. A unit takes about half a microsecond. auto is 500, plus one for each 16 tokens of the \
          vocabulary: about ten times what large schemas and patterns need.",
         "Raise it for highly ambiguous grammars, if other requests may wait for them.";
+
+    batches.folder: RARE, text(any_text), "", None,
+        "Folder for the files and batches of /v1/files, /v1/batches and /v1/messages/batches. It is created if it is \
+         not there, and one server at a time may use it. A relative path starts at the working directory. If empty, \
+         these paths answer 403.",
+        "Clients send many requests that need no answer soon.";
+    batches.max_file_mib: RARE, int(1, 1 << 20), "MiB", None,
+        "Maximum size of an uploaded file. server.body_timeout_s limits the time of an upload.",
+        "Clients upload larger files. A file is never held in memory.";
+    batches.max_folder_gib: RARE, int(1, 1 << 20), "GiB", None,
+        "Maximum size of all files together, results included. Further uploads are refused with 429. Results are \
+         always written.",
+        "The disk has more room, or less.";
+    batches.max_files: RARE, int(1, 1_000_000), "files", None,
+        "Maximum number of files that an API key has uploaded and not deleted. Further ones are refused with 429.",
+        "Clients keep more files.";
+    batches.max_batches: RARE, int(1, 1_000_000), "batches", None,
+        "Maximum number of batches of an API key. A new one takes the place of the oldest that has ended; where none \
+         has, it is refused with 429.",
+        "Clients have more batches at once.";
+    batches.max_lines: RARE, int(1, 10_000_000), "lines", None,
+        "Maximum number of requests in a batch. A batch with more fails. A request of a batch is limited as others \
+         are, by server.max_body_bytes and limits.max_body_values.",
+        "Clients make larger batches.";
+    batches.max_running: RARE, int(1, 100_000), "requests", None,
+        "Maximum number of requests of all batches at once. None starts while scheduler.max_num_seqs or more requests \
+         are under way, so that clients that wait go first.",
+        "Batches take too long although the device has room, or they slow other requests down.";
+    batches.priority: RARE, int(0, 2_147_483_647), "", None,
+        "The priority of a batch's requests under scheduler.policy = priority. A request may lower it further.",
+        "Clients send priorities of their own above it.";
+    batches.keep_days: RARE, int(1, 3650), "days", None,
+        "How long files and ended batches are kept. Clients may choose a shorter time for a file.",
+        "Clients fetch results later, or the disk fills up.";
 
     log.level: COMMON, text(log_filter), "", None,
         "Log level: error, warn, info, debug or trace. It can differ by module: info,pagetide::actors=debug.",

@@ -326,7 +326,7 @@ mod tests {
         let limiter = Arc::new(Limiter::of_key(Rates { tokens_per_minute, ..Rates::default() }));
         let other = MatchedPath { name: "other", access: PathAccess::Key };
         let account = Account::open(Arc::default(), "id", "POST", other, &HeaderMap::new());
-        let key = Keyed { name: None, tenant: Tenant(1), limiters: vec![limiter.clone()] };
+        let key = Keyed { tenant: Tenant(1), limiters: vec![limiter.clone()], ..Keyed::default() };
         account.enter(&key).unwrap();
         let left = move || {
             let mut headers = HeaderMap::new();

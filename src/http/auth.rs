@@ -20,6 +20,8 @@ const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 const SALT_CONTEXT: &str = "Pagetide: salt of an API key's prefix cache";
 /// The same for labels.
 const LABEL_CONTEXT: &str = "Pagetide: label of an API key's metrics";
+/// The same for the files and batches of a key.
+const OWNER_CONTEXT: &str = "Pagetide: owner of an API key's files and batches";
 /// Enough to tell some dozens of keys apart, and too few to find a key among many.
 const LABEL_DIGITS: usize = 8;
 
@@ -87,6 +89,8 @@ pub struct Keyed {
     /// The client's name in logs, which is never the key. `None`: the client has no name.
     pub name: Option<Arc<str>>,
     pub tenant: Tenant,
+    /// Who its files and batches belong to: the same after a restart. Empty without a key.
+    pub owner: Arc<str>,
     /// The limits of its requests: its own, if it has a key, and those of all clients together.
     pub limiters: Vec<Arc<Limiter>>,
 }
@@ -120,7 +124,9 @@ impl ApiKeys {
             let own = own.unwrap_or_else(|| Arc::new(Limiter::of_key(rates)));
             own.set(rates);
             let name = name_of(key);
-            let keyed = Keyed { name: Some(name.into()), tenant, limiters: vec![own, self.all.clone()] };
+            let owner = blake3::Hash::from(blake3::derive_key(OWNER_CONTEXT, key.key.as_bytes())).to_hex();
+            let owner = owner.as_str().into();
+            let keyed = Keyed { name: Some(name.into()), tenant, owner, limiters: vec![own, self.all.clone()] };
             ApiKey { hash, caller, keyed }
         };
         let keys = config.server.api_keys.iter().map(&mut key).collect();
@@ -135,6 +141,15 @@ impl ApiKeys {
         let mut places = sent_keys(headers).map(|key| key.map_or(0, |key| self.place(key))).into_iter();
         let place = places.find(|place| *place > 0)?;
         let key = &self.keys[place as usize - 1];
+        Some((key.caller.clone(), key.keyed.clone()))
+    }
+
+    /// The client whose files and batches have this owner; `None`: its key is none of these.
+    pub fn of_owner(&self, owner: &str) -> Option<(Caller, Keyed)> {
+        if self.is_empty() {
+            return self.who(&HeaderMap::new()).filter(|(_, keyed)| *keyed.owner == *owner);
+        }
+        let key = self.keys.iter().find(|key| *key.keyed.owner == *owner)?;
         Some((key.caller.clone(), key.keyed.clone()))
     }
 

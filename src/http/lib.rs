@@ -9,6 +9,7 @@ pub mod account;
 pub mod admin;
 pub mod answer_format;
 pub mod auth;
+pub mod batches;
 pub mod body;
 pub mod compression;
 pub mod connection;

@@ -50,7 +50,11 @@ const PROCESS_START_TIME: &str = "Process-Start-Time-Unix";
 
 /// Every path of these surfaces and of the server, in the order of the API's description.
 pub fn paths_of(surfaces: &[Surface]) -> impl Iterator<Item = &'static ApiPath> {
-    enabled(surfaces).flat_map(|surface| surface.paths).chain(&SERVER_PATHS)
+    enabled(surfaces).flat_map(paths_in).chain(&SERVER_PATHS)
+}
+
+fn paths_in(surface: &'static ApiSurface) -> impl Iterator<Item = &'static ApiPath> {
+    surface.tables.iter().copied().flatten()
 }
 
 fn enabled(surfaces: &[Surface]) -> impl Iterator<Item = &'static ApiSurface> {
@@ -59,7 +63,7 @@ fn enabled(surfaces: &[Surface]) -> impl Iterator<Item = &'static ApiSurface> {
 
 /// Every path that this program can serve.
 fn all_paths() -> impl Iterator<Item = &'static ApiPath> {
-    SURFACES.iter().flat_map(|surface| surface.paths).chain(&SERVER_PATHS)
+    SURFACES.iter().flat_map(paths_in).chain(&SERVER_PATHS)
 }
 
 /// The clients that may use a path. A path that does not exist is like most that do.
@@ -103,7 +107,7 @@ pub fn matched_path(pattern: Option<&str>) -> MatchedPath {
 
 /// Adds the paths of these surfaces and of the server.
 pub fn configure(config: &mut ServiceConfig, surfaces: &[Surface], dialect: Dialect) {
-    let tables = enabled(surfaces).map(|surface| surface.paths).chain([&SERVER_PATHS as &[ApiPath]]);
+    let tables = enabled(surfaces).flat_map(|surface| surface.tables).copied().chain([&SERVER_PATHS as &[ApiPath]]);
     let paths = tables.flat_map(|paths| paths.chunk_by(|one, other| one.pattern == other.pattern));
     let mut paths: Vec<&[ApiPath]> = paths.collect();
     // The first that matches is taken: /v1/responses/render goes before /v1/responses/{id}.

@@ -2,6 +2,7 @@
 
 use crate::account::{Account, AccountedBody, Closing, Reporter};
 use crate::auth::Keys;
+use crate::batches::{Batches, runner};
 use crate::body::Parsing;
 use crate::compression::{encodings, without_identity};
 use crate::connection::Connection;
@@ -176,6 +177,12 @@ pub fn serve(
     let (handle, live_settings, server_config) = (Data::new(handle), Data::new(live_settings), config.server.clone());
     let feed = Data::new(Feed::default());
     let parsing = Data::new(Parsing::new(&config.limits));
+    let batches = Batches::open(&config.batches)?;
+    if let Some(open) = batches.get() {
+        let (handle, live_settings) = (RuntimeHandle::clone(&handle), LiveSettings::clone(&live_settings));
+        runner::start(handle, (keys.clone(), reporter.clone()), live_settings, config.limits.clone(), open)?;
+    }
+    let batches = Data::new(batches);
     let health_checks = Data::new(HealthChecks::default());
     let sessions = Data::new(Sessions::default());
     let surfaces: Arc<[Surface]> = config.server.surfaces.as_slice().into();
@@ -192,6 +199,7 @@ pub fn serve(
             .app_data(keys.clone())
             .app_data(feed.clone())
             .app_data(parsing.clone())
+            .app_data(batches.clone())
             .app_data(health_checks.clone())
             .app_data(sessions.clone())
             .app_data(descriptions.clone())

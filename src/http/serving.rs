@@ -9,11 +9,10 @@ use actix_web::dev::Payload;
 use actix_web::http::header::ContentType;
 use actix_web::web::Data;
 use actix_web::{FromRequest, HttpMessage, HttpRequest, HttpResponse};
-use pagetide_actors::generation::{self, Generation};
+use pagetide_actors::generation::{self, embedded};
 use pagetide_actors::messages::Caller;
 use pagetide_actors::runtime::RuntimeHandle;
 use pagetide_api::body::{BodyFields, ParsedBody};
-use pagetide_api::fold::{AnsweredPrompt, engine_stopped};
 use pagetide_api::model_info::ModelInfo;
 use pagetide_api::openai::Endpoint;
 use pagetide_api::openai::embeddings::{EmbeddingAnswer, EmbeddingRequest};
@@ -79,17 +78,6 @@ pub async fn generate(
     }
     let chunks = Chunks::new(endpoint, &request, handle.model());
     Ok(EventBody::start(handle, request, chunks).await?.into_response())
-}
-
-/// The prompts of a request for embeddings, each with its embedding.
-pub async fn embedded(handle: &RuntimeHandle, request: &mut ApiRequest) -> Result<Vec<AnsweredPrompt>, ApiError> {
-    let mut generation = Generation::start(handle, request).await?;
-    generation.finish(drop).await?;
-    let prompts = generation.into_answers().into_prompts();
-    match prompts.iter().all(|prompt| prompt.facts.embedding.is_some()) {
-        true => Ok(prompts),
-        false => Err(engine_stopped()),
-    }
 }
 
 /// Answers a request for embeddings.

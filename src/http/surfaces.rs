@@ -2,8 +2,10 @@
 //! can be left out with `server.surfaces`.
 
 pub mod anthropic;
+mod batches;
 pub mod cohere;
 pub mod llama_cpp;
+mod message_batches;
 pub mod ollama;
 pub mod openai;
 mod responses;
@@ -18,8 +20,8 @@ use pagetide_config::Surface;
 /// An API: its paths, and how it writes errors.
 pub struct ApiSurface {
     pub surface: Surface,
-    /// The methods of one path stand together.
-    pub paths: &'static [ApiPath],
+    /// Its tables of paths. The methods of one path stand together.
+    pub tables: &'static [&'static [ApiPath]],
     /// `None`: as OpenAI's API.
     pub format: Option<SpokenFormat>,
 }
@@ -33,31 +35,31 @@ pub struct SpokenFormat {
 
 /// Every surface, in the order of the API's description.
 pub static SURFACES: [ApiSurface; 7] = [
-    ApiSurface { surface: Surface::OpenAi, paths: &openai::PATHS, format: None },
+    ApiSurface { surface: Surface::OpenAi, tables: &[&openai::PATHS, &batches::PATHS], format: None },
     ApiSurface {
         surface: Surface::Anthropic,
-        paths: &anthropic::PATHS,
+        tables: &[&anthropic::PATHS, &message_batches::PATHS],
         format: Some(SpokenFormat { is_spoken: anthropic::is_spoken, format: &anthropic::FORMAT }),
     },
     ApiSurface {
         surface: Surface::Vllm,
-        paths: &vllm::PATHS,
+        tables: &[&vllm::PATHS],
         format: Some(SpokenFormat { is_spoken: vllm::is_spoken, format: &vllm::FORMAT }),
     },
-    ApiSurface { surface: Surface::Sglang, paths: &sglang::PATHS, format: None },
+    ApiSurface { surface: Surface::Sglang, tables: &[&sglang::PATHS], format: None },
     ApiSurface {
         surface: Surface::LlamaCpp,
-        paths: &llama_cpp::PATHS,
+        tables: &[&llama_cpp::PATHS],
         format: Some(SpokenFormat { is_spoken: llama_cpp::is_spoken, format: &llama_cpp::FORMAT }),
     },
     ApiSurface {
         surface: Surface::Ollama,
-        paths: &ollama::PATHS,
+        tables: &[&ollama::PATHS],
         format: Some(SpokenFormat { is_spoken: ollama::is_spoken, format: &ollama::FORMAT }),
     },
     ApiSurface {
         surface: Surface::Cohere,
-        paths: &cohere::PATHS,
+        tables: &[&cohere::PATHS],
         format: Some(SpokenFormat { is_spoken: cohere::is_spoken, format: &cohere::FORMAT }),
     },
 ];

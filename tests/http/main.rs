@@ -3,6 +3,7 @@
 mod admin;
 mod answers;
 mod anthropic;
+mod batches;
 mod bodies;
 mod cohere;
 mod console;

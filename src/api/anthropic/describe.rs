@@ -43,7 +43,7 @@ pub fn count_tokens() -> Operation {
 
 /// An error in Anthropic's format.
 #[derive(ToSchema)]
-struct MessageError {
+pub struct MessageError {
     /// "error".
     r#type: String,
     error: MessageErrorDetails,

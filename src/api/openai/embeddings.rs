@@ -223,6 +223,11 @@ fn parse_as(
 }
 
 impl EmbeddingFormat {
+    /// Whether the answer is bytes and not JSON.
+    pub fn is_bytes(&self) -> bool {
+        matches!(self.encoding.form, EncodingForm::Bytes { .. })
+    }
+
     /// The answer. `prompts`: each with its embedding.
     pub fn answer(self, prompts: Vec<AnsweredPrompt>, model: &ModelInfo) -> EmbeddingAnswer {
         let mut usage = EmbeddingUsage::default();

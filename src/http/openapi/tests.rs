@@ -76,6 +76,7 @@ fn read<B: BodyFields>(path: &str, refused: &[&[RefusedField]]) -> (Vec<&'static
 #[test]
 fn every_field_that_is_read_is_described() {
     use pagetide_api::anthropic::request::{CountedBody, MessagesBody, UnsupportedInMessages};
+    use pagetide_api::batches;
     use pagetide_api::cohere::{self, embed::UnsupportedInEmbed};
     use pagetide_api::fields::unsupported::UnsupportedFields;
     use pagetide_api::llama_cpp;
@@ -115,6 +116,8 @@ fn every_field_that_is_read_is_described() {
             read::<MessagesBody>("/v1/messages", &[UnsupportedInMessages::FIELDS, UnsupportedFields::FIELDS]),
         ),
         ("/v1/messages/count_tokens", read::<CountedBody>("/v1/messages/count_tokens", &[])),
+        ("/v1/batches", read::<batches::openai::BatchFields>("/v1/batches", &[])),
+        ("/v1/messages/batches", read::<batches::anthropic::MessageBatchFields>("/v1/messages/batches", &[])),
         ("/tokenize", read::<tokenize::TokenizeBody>("/tokenize", refused)),
         ("/detokenize", read::<tokenize::DetokenizeBody>("/detokenize", refused)),
         ("/v1/chat/completions/input_tokens", read::<chat::ChatBody>("/v1/chat/completions/input_tokens", refused)),

@@ -8,7 +8,7 @@ use crate::serving::{SubmittingHandle, convert, parse};
 use crate::stream::EventBody;
 use actix_web::http::header::{HeaderMap, HeaderName};
 use actix_web::{HttpRequest, HttpResponse, web};
-use pagetide_actors::generation::Generation;
+use pagetide_actors::answers::whole_message;
 use pagetide_api::anthropic::answer::MessageAnswer;
 use pagetide_api::anthropic::error::error_body;
 use pagetide_api::anthropic::stream::MessageEvents;
@@ -42,14 +42,12 @@ pub fn has_version(headers: &HeaderMap) -> bool {
 }
 
 async fn create(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, HttpError> {
-    let mut request = parse(&handle, body, api::request::message).await?;
-    let mut message = MessageAnswer::new(&request, handle.model());
+    let request = parse(&handle, body, api::request::message).await?;
     if request.stream.is_some() {
+        let message = MessageAnswer::new(&request, handle.model());
         return Ok(EventBody::start(&handle, request, MessageEvents::new(message)).await?.into_response());
     }
-    let mut generation = Generation::start(&handle, &mut request).await?;
-    generation.finish(|delta| message.push(delta, |_, _, _| {})).await?;
-    Ok(HttpResponse::Ok().json(message.whole(generation.answers().usage())))
+    Ok(HttpResponse::Ok().json(whole_message(&handle, request).await?))
 }
 
 async fn count_tokens(handle: SubmittingHandle, request: HttpRequest, body: Body) -> Result<HttpResponse, HttpError> {
