@@ -168,7 +168,7 @@ async fn errors_name_the_clients_field() {
         (json!({"sampling_params": {"stop_regex": ["a", "(?=b)"]}}), "sampling_params.stop_regex[1]"),
         (json!({"sampling_params": {"stop_regex": ""}}), "sampling_params.stop_regex"),
         (json!({"sampling_params": {"stop_regex": "a".repeat(257)}}), "sampling_params.stop_regex"),
-        (json!({"sampling_params": {"stop_regex": ["a"; 33]}}), "sampling_params.stop_regex"),
+        (json!({"sampling_params": {"stop_regex": vec!["a"; 33]}}), "sampling_params.stop_regex"),
         (json!({"sampling_params": {"beam_width": 2}}), "sampling_params.beam_width"),
         (json!({"return_logprob": "always"}), "return_logprob"),
         (json!({"return_logprob": true, "top_logprobs_num": 21}), "top_logprobs_num"),
