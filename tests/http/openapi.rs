@@ -27,6 +27,9 @@ fn least(name: &str) -> Value {
         }
         "CohereEmbedRequest" => json!({"texts": ["hi"]}),
         "GenerateRequest" => json!({"text": "hi"}),
+        "AbortOneRequest" => json!({"rid": "a"}),
+        "CloseSessionRequest" => json!({"session_id": "a"}),
+        "ContinueGenerationRequest" | "OpenSessionRequest" | "PauseGenerationRequest" => json!({}),
         "OllamaChatRequest" => json!({"messages": [{"role": "user", "content": "hi"}], "stream": false}),
         "OllamaGenerateRequest" => json!({"prompt": "hi", "stream": false}),
         "OllamaEmbedRequest" => json!({"input": "hi"}),

@@ -33,6 +33,7 @@ async fn every_parameter_reaches_the_engine() {
     server.ok(COMPLETION, &completion(with(body.clone(), json!({"logprobs": 2})))).await;
     let seen = server.last_submit();
     let expected = SamplingParams {
+        logprob_token_ids: Vec::new(),
         max_tokens: 7,
         min_tokens: 3,
         temperature: 0.5,

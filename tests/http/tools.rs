@@ -47,6 +47,8 @@ fn joined(chunks: &[Value]) -> Vec<Value> {
                     message.insert(field.clone(), text.into());
                 }
                 Value::Array(calls) => calls.iter().for_each(|call| join_call(message, call)),
+                // Chunks of a model that reasons say where they have no reasoning.
+                Value::Null if field == "reasoning_content" => {}
                 other => panic!("{field}: {other}"),
             }
         }
