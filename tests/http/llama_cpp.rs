@@ -27,6 +27,15 @@ async fn parts(server: &TestServer, body: Value) -> Vec<Value> {
     events_of(&response.text().await.unwrap()).iter().map(|event| serde_json::from_str(event).unwrap()).collect()
 }
 
+/// The events of a stream of any API, without their names and OpenAI's `[DONE]`.
+async fn events(server: &TestServer, path: &str, body: &Value) -> Vec<Value> {
+    let response = server.post(path, &with(body.clone(), json!({"stream": true}))).await;
+    assert_eq!(response.status(), 200, "{path}");
+    let text = response.text().await.unwrap();
+    let data = text.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|data| *data != "[DONE]");
+    data.map(|event| serde_json::from_str(event).unwrap()).collect()
+}
+
 fn tokens(text: &str) -> Vec<TokenId> {
     text.bytes().map(TokenId::from).collect()
 }
@@ -164,7 +173,7 @@ async fn the_progress_of_the_prompt_is_told() {
         ("/v1/chat/completions", with(json!({ "messages": messages }), asked.clone()), 20),
         ("/v1/responses", with(json!({"input": "hi"}), asked), 20),
     ] {
-        let parts = server.stream(path, &body).await;
+        let parts = events(&server, path, &body).await;
         let told: Vec<&Value> = parts.iter().filter(|part| part.get("prompt_progress").is_some()).collect();
         assert_eq!(told.len(), 2, "{path}: {parts:?}");
         for (part, computed) in told.iter().zip([CACHED_TOKENS, total]) {
@@ -175,7 +184,7 @@ async fn the_progress_of_the_prompt_is_told() {
             assert_eq!(part["timings"]["predicted_n"], 0, "{path}");
         }
         assert_eq!(told[0]["prompt_progress"]["time_ms"], 0.0, "{path}");
-        let without = server.stream(path, &with(body, json!({"return_progress": false}))).await;
+        let without = events(&server, path, &with(body, json!({"return_progress": false}))).await;
         assert!(without.iter().all(|part| part.get("prompt_progress").is_none()), "{path}");
     }
 }
@@ -185,7 +194,7 @@ async fn a_response_says_how_long_it_took() {
     let server = TestServer::saying("ab");
     let body = json!({"input": "hi", "timings_per_token": true});
     assert_eq!(server.ok("/v1/responses", &body).await["timings"]["predicted_n"], 3);
-    let events = server.stream("/v1/responses", &body).await;
+    let events = events(&server, "/v1/responses", &body).await;
     let deltas = events.iter().filter(|event| event["type"] == "response.output_text.delta");
     assert!(deltas.clone().count() > 0 && deltas.clone().all(|delta| delta["timings"].is_object()), "{events:?}");
     assert_eq!(events.last().unwrap()["timings"]["predicted_n"], 3);
@@ -295,12 +304,12 @@ async fn templates_are_told_whether_to_think_and_what_day_it_is() {
         server.ok("/apply-template", &with(body, more)).await["prompt"].as_str().unwrap().to_owned()
     };
     let thinking = |thinking| ServerConfig { thinking, ..ServerConfig::default() };
-    assert_eq!(render(ServerConfig::default(), json!({})).await, " false false ");
-    assert_eq!(render(thinking(ThinkingDefault::On), json!({})).await, "True false false ");
-    assert_eq!(render(thinking(ThinkingDefault::Off), json!({})).await, "False false false ");
+    assert_eq!(render(ServerConfig::default(), json!({})).await, " False False ");
+    assert_eq!(render(thinking(ThinkingDefault::On), json!({})).await, "True False False ");
+    assert_eq!(render(thinking(ThinkingDefault::Off), json!({})).await, "False False False ");
     let asked = json!({"chat_template_kwargs": {"enable_thinking": true}});
-    assert_eq!(render(thinking(ThinkingDefault::Off), asked).await, "True false false ");
-    assert_eq!(render(in_the_dialect(), json!({})).await, "True true true ");
+    assert_eq!(render(thinking(ThinkingDefault::Off), asked).await, "True False False ");
+    assert_eq!(render(in_the_dialect(), json!({})).await, "True True True ");
     // No format of calls is known, and none is needed to show tools.
     let tools = json!({"tools": [{"type": "function", "function": {"name": "weather"}}]});
     assert!(render(in_the_dialect(), tools).await.contains("\"name\": \"weather\""));
@@ -402,7 +411,7 @@ async fn errors_have_llama_cpps_format_and_name_the_field() {
         (hello(json!({"logit_bias": 5})), "logit_bias"),
         (hello(json!({"lora": [{"id": 0, "scale": 1.0}]})), "lora"),
         (hello(json!({"grammar_triggers": ["x"]})), "grammar_triggers"),
-        (hello(json!({"post_sampling_probs": 1})), "post_sampling_probs"),
+        (hello(json!({"post_sampling_probs": 2})), "post_sampling_probs"),
         (hello(json!({"model": "other"})), "model"),
         (json!({"prompt": [1, 264]}), "prompt[1]"),
         (json!({"prompt": {"prompt_string": "a", "multimodal_data": ["x"]}}), "prompt.multimodal_data"),
