@@ -53,9 +53,14 @@ impl ModelInfo {
         std::iter::once(self.served_name.as_str()).chain(self.aliases.iter().map(String::as_str))
     }
 
+    /// Whose answers OpenAI's paths give.
+    pub fn dialect(&self) -> Dialect {
+        self.server.get().dialect
+    }
+
     /// Whether OpenAI's paths give llama.cpp's answers, where these differ.
     pub fn speaks_llama_cpp(&self) -> bool {
-        self.server.get().dialect == Dialect::LlamaCpp
+        self.dialect() == Dialect::LlamaCpp
     }
 
     /// Renders a chat and tokenises a prompt. Errors name the fields by `names`. The time grows with the text, so it

@@ -23,6 +23,7 @@ choice!(
     /// Whose answers OpenAI's paths give, where OpenAI and a server with the same paths differ.
     Dialect {
         OpenAi = "openai",
+        Vllm = "vllm",
         LlamaCpp = "llama.cpp",
     }
 );

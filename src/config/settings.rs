@@ -173,10 +173,11 @@ settings! {
         "The APIs that are served. The paths of an API that is left out answer 404.",
         "Clients should reach only the APIs that they use.";
     server.dialect: RARE, SettingKind::Choice(Dialect::NAMES), "", None,
-        "Whose answers OpenAI's paths give where servers differ. llama.cpp: /completions and /embeddings without /v1 \
-         have llama.cpp's shapes, errors have its format, a chat goes on from a last message of the assistant, \
-         answers have timings, and /v1/models lists one model with its aliases.",
-        "Clients were written for llama.cpp's server.";
+        "Whose answers OpenAI's paths give where servers differ. vllm: errors have vLLM's types (BadRequestError) and \
+         the status as their code. llama.cpp: /completions and /embeddings without /v1 have llama.cpp's shapes, errors \
+         have its format, a chat goes on from a last message of the assistant, answers have timings, and /v1/models \
+         lists one model with its aliases.",
+        "Clients were written for vLLM's or llama.cpp's server, and read what OpenAI's API does not have.";
     server.slots: RARE, SettingKind::Bool, "", None,
         "Whether llama.cpp's /slots tells of the sequences that run. If not, it answers 501.",
         "Nobody should see how many requests run, as with llama-server's --no-slots.";

@@ -7,7 +7,7 @@ use crate::body::Body;
 use crate::error::{HttpError, error_response};
 use crate::paths::{ApiPath, MatchedPath, also_for_admin, for_admin, for_all, for_watchers, get, post};
 use crate::root_path::RootPath;
-use crate::surfaces::{ApiSurface, SURFACES, llama_cpp, openai, sglang};
+use crate::surfaces::{ApiSurface, SURFACES, llama_cpp, openai, sglang, vllm};
 use crate::{admin, console, openapi};
 use actix_web::http::Method;
 use actix_web::http::header::{ALLOW, ContentType, HeaderMap};
@@ -81,7 +81,11 @@ pub fn format_of(
 ) -> Option<&'static AnswerFormat> {
     let mut spoken = enabled(surfaces).filter_map(|surface| surface.format.as_ref());
     let spoken = spoken.find(|spoken| (spoken.is_spoken)(path, headers)).map(|spoken| spoken.format);
-    spoken.or((dialect == Dialect::LlamaCpp).then_some(&llama_cpp::FORMAT))
+    spoken.or(match dialect {
+        Dialect::OpenAi => None,
+        Dialect::Vllm => Some(&vllm::FORMAT),
+        Dialect::LlamaCpp => Some(&llama_cpp::FORMAT),
+    })
 }
 
 /// Whether a path is for the operator. If `server.admin_listen` is set, it is found only there.

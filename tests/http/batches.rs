@@ -197,9 +197,9 @@ async fn a_file_becomes_a_batch_with_files() {
     assert!(errors.contains("line 3: custom_id"), "{errors}");
     // More lines than a batch may have.
     let file = upload(&server, &[line("a"), line("b"), line("c"), line("d")].join("\n")).await;
-    let made =
-        server.ok(BATCHES, &json!({"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "1h"}));
-    let id = made.await["id"].as_str().unwrap().to_owned();
+    let asked = json!({"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "1h"});
+    let made = server.ok(BATCHES, &asked).await;
+    let id = made["id"].as_str().unwrap().to_owned();
     let batch = wait_for(&server, BATCHES, &id, |batch| batch["status"] == "failed").await;
     assert!(batch["errors"]["data"][0]["message"].as_str().unwrap().contains("batches.max_lines"), "{batch}");
     let (status, error) = server.refused(MESSAGES, &messages(&["a", "b", "c", "d"])).await;

@@ -8,13 +8,14 @@ use crate::delta::{Delta, Finish, ProgressNotice, StopReason};
 use crate::fold::{AnswerFold, AnsweredPrompt};
 use crate::id::unix_time_s;
 use crate::llama_cpp::answer::{ChoiceFacts, NativeAnswer, WholeCompletion};
-use crate::llama_cpp::error::error_body;
 use crate::model_info::ModelInfo;
 use crate::request::{AnswerOptions, ApiRequest};
 use crate::timings::{PromptProgress, Timings};
 use crate::usage::{RequestMetrics, Usage};
+use crate::{llama_cpp, vllm};
 use pagetide_base::error::ApiError;
 use pagetide_base::ids::TokenId;
+use pagetide_config::Dialect;
 use pagetide_text::tokenizer::Tokenizer;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
@@ -38,7 +39,7 @@ pub struct OpenAiAnswer {
     /// The model's end tokens.
     eos_token_ids: Vec<TokenId>,
     options: AnswerOptions,
-    is_llama_cpp: bool,
+    dialect: Dialect,
     /// How the prompt and the parameters are shown, where the client asks for them.
     verbose: Option<Box<NativeAnswer>>,
 }
@@ -293,13 +294,17 @@ impl OpenAiAnswer {
             chunk_head: Vec::new(),
             tokenizer: Arc::clone(&model.tokenizer),
             eos_token_ids: model.eos_token_ids.clone(),
-            is_llama_cpp: model.speaks_llama_cpp(),
+            dialect: model.dialect(),
             options,
             verbose: None,
         };
         answer.chunk_head = serde_json::to_vec(&answer.head(answer.chunk_object())).expect(PLAIN);
         answer.chunk_head.pop();
         answer
+    }
+
+    fn is_llama_cpp(&self) -> bool {
+        self.dialect == Dialect::LlamaCpp
     }
 
     fn chunk_object(&self) -> &'static str {
@@ -345,7 +350,7 @@ impl OpenAiAnswer {
 
     /// The chunk before a choice's first delta: its role.
     pub fn write_role(&self, out: &mut Vec<u8>, choice: u32, answers: &AnswerFold, usage: Option<Option<Usage>>) {
-        let content = ChoiceContent::Delta(self.with_reasoning(ChatMessageDelta::begin(self.is_llama_cpp)));
+        let content = ChoiceContent::Delta(self.with_reasoning(ChatMessageDelta::begin(self.is_llama_cpp())));
         let written = AnswerChoice { index: choice, content, ..AnswerChoice::default() };
         let prompt_token_ids = self.options.return_token_ids.then(|| answers.prompt_tokens(choice).as_slice());
         self.write(out, &ChunkBody { choices: &[written], usage, prompt_token_ids, ..ChunkBody::default() });
@@ -385,7 +390,11 @@ impl OpenAiAnswer {
 
     /// What a stream that fails ends with.
     pub fn error_body(&self, error: &ApiError) -> Value {
-        if self.is_llama_cpp { error_body(error, "") } else { serde_json::json!(ErrorAnswer::from(error)) }
+        match self.dialect {
+            Dialect::OpenAi => serde_json::json!(ErrorAnswer::from(error)),
+            Dialect::Vllm => vllm::error::error_body(error, ""),
+            Dialect::LlamaCpp => llama_cpp::error::error_body(error, ""),
+        }
     }
 
     /// A chunk that says how far a prompt is. It has no choices.
@@ -405,7 +414,7 @@ impl OpenAiAnswer {
         let mut message = ChatMessageDelta::new(&delta.pieces);
         if delta.pieces.is_empty() && self.options.chat.as_ref().is_some_and(|reading| reading.format.is_plain()) {
             // Clients that add up content expect it in every chunk.
-            message.content = (!self.is_llama_cpp).then(|| Some("".into()));
+            message.content = (!self.is_llama_cpp()).then(|| Some("".into()));
         }
         self.with_reasoning(message)
     }
