@@ -17,6 +17,9 @@ fn least(name: &str) -> Value {
         "RerankRequest" => json!({"query": "a", "documents": ["b"]}),
         "AbortRequest" => json!({"request_ids": []}),
         "ChatCompletionBatchRequest" => json!({"messages": [[{"role": "user", "content": "hi"}]]}),
+        "DerenderChatRequest" => json!({"generate_response": {"choices": [{"index": 0, "token_ids": [97]}]}}),
+        "DerenderCompletionRequest" => json!({"generate_responses": [{"choices": [{"index": 0, "token_ids": [97]}]}]}),
+        "GenerativeScoringRequest" => json!({"query": "a", "items": ["b"], "label_token_ids": [1]}),
         "TokenIdsRequest" => json!({"token_ids": [1], "sampling_params": {}}),
         "MessageRequest" => json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}),
         "CountTokensRequest" => json!({"messages": [{"role": "user", "content": "hi"}]}),
@@ -203,6 +206,10 @@ async fn a_default_changes_nothing() {
             let is_number = |schema: &Value| schema["type"].to_string().contains("integer");
             let logprobs = companion.get("logprobs").is_some();
             if logprobs && fields.get("logprobs").is_none_or(is_number) {
+                continue;
+            }
+            // A part of a stream is another body.
+            if companion.get("stream").is_some() && path.ends_with("/derender") {
                 continue;
             }
             let base = with(least.clone(), &companion);

@@ -171,7 +171,6 @@ body_fields! {
         pub prompt_logprobs: Option<i64>,
         /// With logprobs: these tokens with their log-probabilities instead of the most likely ones, and the chosen
         /// token. 128 at most.
-        #[schema(max_items = 128)]
         pub logprob_token_ids: Option<Vec<i64>>,
         /// Leaves special tokens out of the text.
         #[schema(default = true)]

@@ -207,6 +207,12 @@ enum FinishReasonSchema {
     Length,
     /// The model has called tools; stop where tool_choice named one.
     ToolCalls,
+    /// The request was aborted by its id.
+    Abort,
+    /// Of a derendered answer: the other server failed.
+    Error,
+    /// Of a derendered answer: the other server ended a repetition.
+    Repetition,
 }
 
 /// The models that are served.

@@ -17,7 +17,7 @@ use crate::openai::{Endpoint, chat, completion};
 use crate::openapi::answers::{ChatCompletion, ChatCompletionChunk, TextCompletion};
 use crate::openapi::{Operation, Tag};
 use crate::request::{AnswerOptions, ApiRequest};
-use crate::usage::Usage;
+use crate::usage::{RequestMetrics, Usage};
 use pagetide_base::budget::Budget;
 use pagetide_base::error::ApiError;
 use pagetide_base::ids::TokenId;
@@ -64,7 +64,7 @@ body_fields! {
 body_fields! {
     struct CompletionFields {
         /// Without stream: an answer of /inference/v1/generate with output_mode "tokens" for each prompt.
-        #[schema(value_type = Option<Vec<PartFields>>, min_items = 1)]
+        #[schema(value_type = Option<Vec<PartFields>>)]
         generate_responses: NestedList<PartFields, 0>,
         /// The tokens of each prompt, for usage; with stream a number. Default: 0, or with stream what generate_chunk
         /// says.
@@ -125,30 +125,81 @@ pub enum Derendered {
 #[serde(untagged)]
 #[allow(dead_code, reason = "only described")]
 enum DerenderedChat {
-    Whole(ChatCompletion),
+    Whole(DerenderedChatWhole),
     Part(DerenderedChatPart),
 }
 
 #[derive(ToSchema)]
 #[allow(dead_code, reason = "only described")]
+struct DerenderedChatWhole {
+    #[serde(flatten)]
+    answer: ChatCompletion,
+    #[serde(flatten)]
+    passed_on: PassedOnFields,
+}
+
+/// What another server said, as it is.
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "only described")]
+struct PassedOnFields {
+    #[schema(value_type = Option<Object>)]
+    kv_transfer_params: (),
+    metrics: Option<RequestMetrics>,
+}
+
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "only described")]
+struct PassedOnMetrics {
+    metrics: Option<RequestMetrics>,
+}
+
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "only described")]
 struct DerenderedChatPart {
-    chunk: ChatCompletionChunk,
+    chunk: DerenderedChatChunk,
     stream_state: StreamState,
+}
+
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "only described")]
+struct DerenderedChatChunk {
+    #[serde(flatten)]
+    chunk: ChatCompletionChunk,
+    #[serde(flatten)]
+    passed_on: PassedOnMetrics,
 }
 
 #[derive(ToSchema)]
 #[serde(untagged)]
 #[allow(dead_code, reason = "only described")]
 enum DerenderedCompletion {
-    Whole(TextCompletion),
+    Whole(DerenderedCompletionWhole),
     Part(DerenderedCompletionPart),
 }
 
 #[derive(ToSchema)]
 #[allow(dead_code, reason = "only described")]
 struct DerenderedCompletionPart {
-    chunk: TextCompletion,
+    chunk: DerenderedCompletionChunk,
     stream_state: StreamState,
+}
+
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "only described")]
+struct DerenderedCompletionWhole {
+    #[serde(flatten)]
+    answer: TextCompletion,
+    #[serde(flatten)]
+    passed_on: PassedOnFields,
+}
+
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "only described")]
+struct DerenderedCompletionChunk {
+    #[serde(flatten)]
+    chunk: TextCompletion,
+    #[serde(flatten)]
+    passed_on: PassedOnMetrics,
 }
 
 const ABOUT: &str = "Runs nothing. The answer is the one that the path would have given, had it generated the tokens. \
