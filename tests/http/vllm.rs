@@ -1,7 +1,7 @@
 //! vLLM's paths beside OpenAI's.
 
 use crate::fake_engine::{ALIAS, EOS, MODEL, TestServer, VOCAB_SIZE};
-use pagetide::config::{SchemaObjects, ServerConfig};
+use pagetide::config::{Dialect, SchemaObjects, ServerConfig};
 use pagetide::text::chat_output::ReasoningFormat;
 use pagetide::text::grammar::GrammarSpec;
 use serde_json::{Value, json};
@@ -590,4 +590,17 @@ async fn questions_are_answered_by_the_probabilities_of_their_labels() {
             "{error}"
         );
     }
+}
+
+#[actix_web::test]
+async fn errors_have_vllms_types_in_its_dialect() {
+    let server = TestServer::configured(&ServerConfig { dialect: Dialect::Vllm, ..ServerConfig::default() });
+    let (status, error) = server.refused("/v1/chat/completions", &json!({"messages": []})).await;
+    let expected = (400, &json!("BadRequestError"), &json!(400), &json!("messages"));
+    assert_eq!((status, &error["type"], &error["code"], &error["param"]), expected);
+    let (status, error) = server.refused("/v1/completions", &json!({"model": "other", "prompt": "a"})).await;
+    assert_eq!((status, &error["type"], &error["code"]), (404, &json!("NotFoundError"), &json!(404)));
+    // Other surfaces keep their own.
+    let (_, error) = server.refused("/completion", &json!({"prompt": 5.5})).await;
+    assert_eq!(error["type"], "invalid_request_error");
 }
