@@ -8,7 +8,7 @@ use crate::compression::{encodings, without_identity};
 use crate::connection::Connection;
 use crate::console::Feed;
 use crate::cors::{cors, deny_quietly};
-use crate::error::error_response;
+use crate::error::{HttpError, error_response};
 use crate::load_metrics::{ReportFormat, add_report};
 use crate::root_path::RootPath;
 use crate::routes::{Descriptions, access_to, configure, format_of, is_open_to_all_ports, is_private, matched_path};
@@ -18,10 +18,11 @@ use crate::tls::Certificate;
 use crate::unix_socket::{self, SocketFile};
 use actix_web::body::MessageBody;
 use actix_web::dev::{Server, ServerHandle, ServiceRequest, ServiceResponse};
+use actix_web::error::QueryPayloadError;
 use actix_web::http::header::{HeaderMap, HeaderName, HeaderValue};
 use actix_web::http::{ConnectionType, Method};
 use actix_web::middleware::{Compress, Next, from_fn};
-use actix_web::web::Data;
+use actix_web::web::{Data, QueryConfig};
 use actix_web::{App, Error, HttpMessage, HttpServer};
 use pagetide_actors::live_settings::LiveSettings;
 use pagetide_actors::runtime::RuntimeHandle;
@@ -198,6 +199,7 @@ pub fn serve(
             .app_data(live_settings.clone())
             .app_data(keys.clone())
             .app_data(feed.clone())
+            .app_data(QueryConfig::default().error_handler(|error, _| unreadable_query(&error)))
             .app_data(parsing.clone())
             .app_data(batches.clone())
             .app_data(health_checks.clone())
@@ -244,6 +246,10 @@ pub fn serve(
     let on_admins = |admin| new_server(true, LAST_WORDS).workers(1).max_connections(usize::MAX).listen(admin);
     let admin = admin.map(on_admins).transpose()?;
     Ok(Servers::new(server.run(), admin.map(HttpServer::run), file))
+}
+
+fn unreadable_query(error: &QueryPayloadError) -> Error {
+    HttpError::from(ApiError::bad_request(format!("the query cannot be read: {error}"))).into()
 }
 
 /// The number of workers, and of connections of each. Together they take the configured number of connections, or

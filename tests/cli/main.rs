@@ -210,7 +210,7 @@ fn generate_answers_a_file_in_its_order() {
         assert_eq!(texts[0], texts[1], "greedy, so the same");
     }
     assert!(results[20]["response"]["body"]["choices"][0]["message"]["content"].is_string());
-    assert!(results[21]["error"]["message"].as_str().unwrap().starts_with("line 22: not JSON"));
+    assert!(results[21]["error"]["message"].as_str().unwrap().starts_with("line 22: the line is not JSON"));
     assert_eq!(results[22]["response"]["status_code"], 400);
     assert_eq!(results[22]["response"]["body"]["error"]["param"], "top_p");
 }

@@ -207,7 +207,8 @@ async fn every_error_on_these_paths_has_anthropics_format() {
         (key(post()).json(&message(json!({"system": "a".repeat(1000)}))), 413, "request_too_large"),
         (key(post()).json(&message(json!({"model": "other"}))), 404, "not_found_error"),
         (key(get(PATH)), 405, "invalid_request_error"),
-        (key(get("/v1/messages/batches")), 404, "not_found_error"),
+        (key(get("/v1/messages/batches")), 403, "permission_error"),
+        (key(get("/v1/messages/unknown")), 404, "not_found_error"),
         (key(get("/v1/models/other")).header("anthropic-version", "2023-06-01"), 404, "not_found_error"),
     ] {
         let response = request.send().await.unwrap();

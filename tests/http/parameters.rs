@@ -54,7 +54,6 @@ async fn every_parameter_reaches_the_engine() {
         pooling: None,
         beam: None,
         logprobs: Some(2),
-        logprob_token_ids: Vec::new(),
         prompt_logprobs: Some(4),
     };
     assert_eq!(seen.params, expected);

@@ -26,15 +26,15 @@ pub fn upload_file() -> Operation {
         "type": "object",
         "properties": {
             "file": {"type": "string", "format": "binary", "description": "The content, with a file name."},
-            "purpose": {"enum": ["batch"]},
-            "expires_after[anchor]": {"enum": ["created_at"]},
+            "purpose": {"type": "string", "enum": ["batch"]},
+            "expires_after[anchor]": {
+                "type": "string",
+                "enum": ["created_at"],
+                "description": "Together with expires_after[seconds].",
+            },
             "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2_592_000},
         },
         "required": ["file", "purpose"],
-        "dependentRequired": {
-            "expires_after[anchor]": ["expires_after[seconds]"],
-            "expires_after[seconds]": ["expires_after[anchor]"],
-        },
     });
     operation("upload_file", "Uploads the input of a batch: a request in each line")
         .about(format!("{OFF} 413 beyond batches.max_file_mib."))

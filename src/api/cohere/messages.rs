@@ -1,6 +1,6 @@
 //! Cohere's messages as the messages that chat templates know.
 
-use crate::checks::{object, string, wrong_type};
+use crate::checks::{object, one_of, string, wrong_type};
 use crate::openai::chat::checked_messages;
 use pagetide_base::error::ApiError;
 use serde_json::{Value, json};
@@ -12,7 +12,10 @@ pub fn messages(given: Vec<Value>) -> Result<Vec<Value>, ApiError> {
     checked_messages(translated.collect::<Result<_, ApiError>>()?)
 }
 
+const ROLES: [&str; 4] = ["user", "assistant", "system", "tool"];
+
 fn translated(path: &str, mut message: Value) -> Result<Value, ApiError> {
+    one_of(&format!("{path}.role"), message.get("role").and_then(Value::as_str), &ROLES)?;
     let path = format!("{path}.content");
     let Some(Value::Array(blocks)) = message.get_mut("content") else { return Ok(message) };
     let blocks = std::mem::take(blocks);

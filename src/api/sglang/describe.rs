@@ -139,7 +139,19 @@ pub fn load() -> Operation {
     Operation::new(Tag::Server, "get_load", "A part of /v1/loads, which is newer")
         .about("Where keys are set, this path wants server.metrics_key or server.admin_key.")
         .fails(&[403])
-        .answers_json("The load.")
+        .answers_several::<LoadOfEngine>("The load of the only engine.")
+}
+
+#[derive(ToSchema)]
+struct LoadOfEngine {
+    /// Always 0.
+    dp_rank: u32,
+    num_reqs: u64,
+    num_waiting_reqs: u64,
+    /// Tokens in the KV cache.
+    num_tokens: u64,
+    /// Unix time.
+    ts_tic: f64,
 }
 
 #[derive(ToSchema)]

@@ -246,12 +246,13 @@ struct FlushQuery {
 async fn flush(
     _: Operator,
     live_settings: Data<LiveSettings>,
-    query: Query<FlushQuery>,
+    query: Result<Query<FlushQuery>, actix_web::Error>,
 ) -> Result<HttpResponse, HttpError> {
-    let seconds = query.timeout.unwrap_or(0.0);
-    let timeout = Duration::try_from_secs_f64(seconds).map_err(|_| {
-        ApiError::invalid("timeout", format!("timeout must be a number of seconds of at least 0, got {seconds}"))
-    })?;
+    let wrong = |got: String| {
+        ApiError::invalid("timeout", format!("timeout must be a number of seconds of at least 0, got {got}"))
+    };
+    let seconds = query.map_err(|error| wrong(error.to_string()))?.timeout.unwrap_or(0.0);
+    let timeout = Duration::try_from_secs_f64(seconds).map_err(|_| wrong(seconds.to_string()))?;
     let begun = Instant::now();
     loop {
         if live_settings.flush_caches().await? {

@@ -220,7 +220,7 @@ async fn invocations(handle: SubmittingHandle, body: Body) -> Result<HttpRespons
         [_, _, _, true, ..] => rerank(handle, body).await,
         [.., false, false, false] => {
             let message = "the body must have messages, prompt, input, query, or text_1";
-            Err(ApiError::bad_request(message).into())
+            Err(ApiError::invalid("messages", message).into())
         }
         _ => score(handle, body).await,
     }
