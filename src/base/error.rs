@@ -16,7 +16,7 @@ pub struct ApiError {
     /// Seconds after which a retry makes sense (`Retry-After`).
     pub retry_after_s: Option<u64>,
     /// Of a prompt that is too long, where its length is known.
-    pub context: Option<ContextExcess>,
+    pub context: Option<Box<ContextExcess>>,
 }
 
 /// A prompt that does not fit.
@@ -52,7 +52,7 @@ impl ApiError {
 
     /// The same error, with the lengths.
     pub fn with_context(self, prompt_tokens: usize, max_tokens: usize) -> Self {
-        Self { context: Some(ContextExcess { prompt_tokens, max_tokens }), ..self }
+        Self { context: Some(Box::new(ContextExcess { prompt_tokens, max_tokens })), ..self }
     }
 
     /// 400: a prompt's text is longer than `intake.max_prompt_bytes`.

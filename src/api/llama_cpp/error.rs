@@ -11,7 +11,7 @@ pub fn error_body(error: &ApiError, _request_id: &str) -> Value {
         message = format!("the request exceeds the available context size: {message}");
     }
     let mut body = json!({"error": {"code": error.status, "message": message, "type": kind(error)}});
-    if let Some(context) = error.context {
+    if let Some(context) = &error.context {
         body["error"]["n_prompt_tokens"] = context.prompt_tokens.into();
         body["error"]["n_ctx"] = context.max_tokens.into();
     }

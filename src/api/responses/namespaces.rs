@@ -147,7 +147,7 @@ mod tests {
             (json!({"type": "namespace", "name": "a", "tools": [{"type": "mcp"}]}), "tools[0].tools[0].type"),
             (json!({"type": "namespace", "name": "a", "tools": [{"type": "function"}]}), "tools[0].tools[0].name"),
         ] {
-            assert_eq!(functions(&[tool.clone()]).unwrap_err().param.as_deref(), Some(param), "{tool}");
+            assert_eq!(functions(std::slice::from_ref(&tool)).unwrap_err().param.as_deref(), Some(param), "{tool}");
         }
     }
 }

@@ -105,12 +105,15 @@ async fn render_message(handle: SubmittingHandle, request: HttpRequest, body: Bo
     rendered(&handle, &request, body, |renderer, body| renderer.messages(body)).await
 }
 
+/// What a request of one kind becomes, and how many tokens that are.
+type Render<B, T> = fn(Renderer<'_>, ParsedBody<B>) -> Result<(T, usize), ApiError>;
+
 /// Answers with what a request becomes. Its header goes before the id in its body, as in vLLM.
 pub(super) async fn rendered<B: BodyFields + 'static, T: Serialize + 'static>(
     handle: &RuntimeHandle,
     request: &HttpRequest,
     body: Body,
-    render: fn(Renderer<'_>, ParsedBody<B>) -> Result<(T, usize), ApiError>,
+    render: Render<B, T>,
 ) -> Result<HttpResponse, HttpError> {
     let id = request.headers().get("x-request-id").and_then(|id| id.to_str().ok());
     let id = id.filter(|id| is_request_id(id)).map(str::to_owned);
