@@ -8,10 +8,12 @@ pub mod fields;
 pub mod ids;
 pub mod json;
 pub mod nested;
+pub mod parsed;
 pub mod refused;
 pub mod value;
 
-pub use fields::{BodyFields, FieldProblems, FieldSource};
+pub use fields::{BodyFields, FieldSource};
 pub(crate) use fields::{body, body_fields};
-pub use json::{ParsedBody, read, read_value};
+pub use json::{read, read_value};
+pub use parsed::{FieldProblems, ParsedBody};
 pub use value::Bounds;

@@ -1,8 +1,7 @@
 //! Fields of a body: which there are, and how each is read.
 
 use super::ids::Ids;
-use super::json::ParsedBody;
-use super::nested::Objects;
+use super::parsed::{Objects, ParsedBody};
 use crate::checks::type_error;
 use pagetide_base::error::ApiError;
 use serde::Deserialize;
@@ -39,37 +38,6 @@ pub trait FieldSource {
 
     /// The field is wrong.
     fn problem(&mut self, name: &str, error: ApiError);
-}
-
-/// What is wrong with the types of a body's fields, in the order of the body.
-#[derive(Debug, Default)]
-pub struct FieldProblems(Vec<(String, ApiError)>);
-
-impl FieldProblems {
-    pub(super) fn add(&mut self, name: &str, error: ApiError) {
-        self.0.push((name.to_owned(), error));
-    }
-
-    /// The field `name` comes again: what was wrong with it before does not count.
-    pub(super) fn forget(&mut self, name: &str) {
-        self.0.retain(|(field, _)| field != name);
-    }
-
-    /// Refuses a body that is no object.
-    pub fn check_object(&self) -> Result<(), ApiError> {
-        self.check_field("")
-    }
-
-    /// Refuses a body in which the field `name` is wrong.
-    pub fn check_field(&self, name: &str) -> Result<(), ApiError> {
-        let wrong = self.0.iter().find(|(field, _)| field == name);
-        wrong.map_or(Ok(()), |(_, error)| Err(error.clone()))
-    }
-
-    /// Refuses a body in which any field is wrong.
-    pub fn check(&self) -> Result<(), ApiError> {
-        self.0.first().map_or(Ok(()), |(_, error)| Err(error.clone()))
-    }
 }
 
 /// A type that a field can have. `null` is "not given" for all of them.

@@ -2,22 +2,15 @@
 //! have two. Fields that the body does not have are skipped, arrays of token ids are read as numbers ([`super::ids`]),
 //! and of what remains there may be [`Bounds::max_values`].
 
-use super::fields::{BodyFields, FieldProblems, FieldSource};
+use super::fields::{BodyFields, FieldSource};
 use super::ids::{Ids, IdsSeed};
-use super::nested::{Objects, ObjectsSeed};
+use super::parsed::{FieldProblems, Objects, ParsedBody};
 use super::value::{Bounds, Count, ValueSeed};
 use pagetide_base::error::ApiError;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 use std::fmt;
 use std::marker::PhantomData;
-
-/// A body that has been read.
-#[derive(Debug)]
-pub struct ParsedBody<B> {
-    pub body: B,
-    pub problems: FieldProblems,
-}
 
 /// Reads the fields of `B`, and skips the others.
 pub fn read<B: BodyFields>(bytes: &[u8], bounds: Bounds) -> Result<ParsedBody<B>, ApiError> {
@@ -56,13 +49,13 @@ impl<'de, B: BodyFields> DeserializeSeed<'de> for BodySeed<'_, B> {
 }
 
 /// Reads an object as its fields, and anything else as it is.
-pub(super) struct ObjectSeed<'a, B> {
+struct ObjectSeed<'a, B> {
     count: &'a Count,
     body: PhantomData<B>,
 }
 
 impl<'a, B> ObjectSeed<'a, B> {
-    pub(super) fn new(count: &'a Count) -> Self {
+    fn new(count: &'a Count) -> Self {
         Self { count, body: PhantomData }
     }
 }
@@ -121,6 +114,80 @@ impl<'de, B: BodyFields> Visitor<'de> for ObjectSeed<'_, B> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Self::Value, A::Error> {
         ValueSeed(self.count).visit_seq(seq).map(Err)
+    }
+}
+
+/// Reads an array as [`Objects`], and anything else as it is.
+struct ObjectsSeed<'a, B> {
+    count: &'a Count,
+    most: usize,
+    body: PhantomData<B>,
+}
+
+impl<'a, B> ObjectsSeed<'a, B> {
+    fn new(count: &'a Count, most: usize) -> Self {
+        Self { count, most, body: PhantomData }
+    }
+}
+
+impl<'de, B: BodyFields> DeserializeSeed<'de> for ObjectsSeed<'_, B> {
+    type Value = Result<Objects<B>, Value>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de, B: BodyFields> Visitor<'de> for ObjectsSeed<'_, B> {
+    type Value = Result<Objects<B>, Value>;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a JSON value")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+        let mut kept = Vec::new();
+        while kept.len() < self.most {
+            let Some(object) = seq.next_element_seed(ObjectSeed::new(self.count))? else {
+                let num = kept.len();
+                return Ok(Ok(Objects { kept, num }));
+            };
+            self.count.add()?;
+            kept.push(object);
+        }
+        let mut num = kept.len();
+        while seq.next_element::<IgnoredAny>()?.is_some() {
+            num += 1;
+        }
+        Ok(Ok(Objects { kept, num }))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+        ValueSeed(self.count).visit_map(map).map(Err)
+    }
+
+    fn visit_bool<E: Error>(self, value: bool) -> Result<Self::Value, E> {
+        ValueSeed(self.count).visit_bool(value).map(Err)
+    }
+
+    fn visit_i64<E: Error>(self, value: i64) -> Result<Self::Value, E> {
+        ValueSeed(self.count).visit_i64(value).map(Err)
+    }
+
+    fn visit_u64<E: Error>(self, value: u64) -> Result<Self::Value, E> {
+        ValueSeed(self.count).visit_u64(value).map(Err)
+    }
+
+    fn visit_f64<E: Error>(self, value: f64) -> Result<Self::Value, E> {
+        ValueSeed(self.count).visit_f64(value).map(Err)
+    }
+
+    fn visit_str<E: Error>(self, value: &str) -> Result<Self::Value, E> {
+        ValueSeed(self.count).visit_str(value).map(Err)
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
+        ValueSeed(self.count).visit_unit().map(Err)
     }
 }
 

@@ -1,14 +1,10 @@
 //! Fields that are objects, or arrays of them, with fields of their own: read as a body is, and not as JSON values.
 
 use super::fields::{BodyFields, FieldSource, ReadField};
-use super::json::{ObjectSeed, ParsedBody};
-use super::value::{Count, ValueSeed};
+use super::parsed::{Objects, ParsedBody};
 use crate::checks::{within, wrong_type};
 use pagetide_base::error::ApiError;
-use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
-use std::fmt;
-use std::marker::PhantomData;
 
 /// An object with the fields of `B`; `None` also for null.
 #[derive(Debug)]
@@ -18,14 +14,6 @@ pub struct Nested<B>(pub Option<ParsedBody<B>>);
 /// a batch may have prompts.
 #[derive(Debug)]
 pub struct NestedList<B, const MOST: usize>(Option<Objects<B>>);
-
-/// The first objects of an array, and how many there are in all.
-#[derive(Debug)]
-pub struct Objects<B> {
-    /// Each, or what stands in its place.
-    kept: Vec<Result<ParsedBody<B>, Value>>,
-    num: usize,
-}
 
 impl<B> Default for Nested<B> {
     fn default() -> Self {
@@ -105,80 +93,6 @@ impl<B: BodyFields, const MOST: usize> ReadField for NestedList<B, MOST> {
                 None
             }
         }))
-    }
-}
-
-/// Reads an array as [`Objects`], and anything else as it is.
-pub(super) struct ObjectsSeed<'a, B> {
-    count: &'a Count,
-    most: usize,
-    body: PhantomData<B>,
-}
-
-impl<'a, B> ObjectsSeed<'a, B> {
-    pub(super) fn new(count: &'a Count, most: usize) -> Self {
-        Self { count, most, body: PhantomData }
-    }
-}
-
-impl<'de, B: BodyFields> DeserializeSeed<'de> for ObjectsSeed<'_, B> {
-    type Value = Result<Objects<B>, Value>;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl<'de, B: BodyFields> Visitor<'de> for ObjectsSeed<'_, B> {
-    type Value = Result<Objects<B>, Value>;
-
-    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("a JSON value")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
-        let mut kept = Vec::new();
-        while kept.len() < self.most {
-            let Some(object) = seq.next_element_seed(ObjectSeed::new(self.count))? else {
-                let num = kept.len();
-                return Ok(Ok(Objects { kept, num }));
-            };
-            self.count.add()?;
-            kept.push(object);
-        }
-        let mut num = kept.len();
-        while seq.next_element::<IgnoredAny>()?.is_some() {
-            num += 1;
-        }
-        Ok(Ok(Objects { kept, num }))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
-        ValueSeed(self.count).visit_map(map).map(Err)
-    }
-
-    fn visit_bool<E: Error>(self, value: bool) -> Result<Self::Value, E> {
-        ValueSeed(self.count).visit_bool(value).map(Err)
-    }
-
-    fn visit_i64<E: Error>(self, value: i64) -> Result<Self::Value, E> {
-        ValueSeed(self.count).visit_i64(value).map(Err)
-    }
-
-    fn visit_u64<E: Error>(self, value: u64) -> Result<Self::Value, E> {
-        ValueSeed(self.count).visit_u64(value).map(Err)
-    }
-
-    fn visit_f64<E: Error>(self, value: f64) -> Result<Self::Value, E> {
-        ValueSeed(self.count).visit_f64(value).map(Err)
-    }
-
-    fn visit_str<E: Error>(self, value: &str) -> Result<Self::Value, E> {
-        ValueSeed(self.count).visit_str(value).map(Err)
-    }
-
-    fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
-        ValueSeed(self.count).visit_unit().map(Err)
     }
 }
 
