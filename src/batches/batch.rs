@@ -16,7 +16,7 @@ pub enum BatchApi {
 /// How a batch ends when its requests have all been answered or given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Outcome {
+pub enum BatchOutcome {
     Completed,
     Expired,
     Cancelled,
@@ -29,12 +29,12 @@ pub enum BatchState {
     Validating,
     InProgress,
     /// All its requests are done, and its results are being filed.
-    Finalizing(Outcome),
+    Finalizing(BatchOutcome),
     /// No further request starts.
     Cancelling,
     /// Its input was no batch.
     Failed,
-    Ended(Outcome),
+    Ended(BatchOutcome),
 }
 
 impl BatchState {
@@ -45,7 +45,7 @@ impl BatchState {
 
 /// Requests of a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Counts {
+pub struct BatchCounts {
     /// 0 until the input has been read.
     pub total: u64,
     pub succeeded: u64,
@@ -55,7 +55,7 @@ pub struct Counts {
     pub expired: u64,
 }
 
-impl Counts {
+impl BatchCounts {
     pub fn count(&mut self, result: ResultKind) {
         *match result {
             ResultKind::Succeeded => &mut self.succeeded,
@@ -82,7 +82,7 @@ pub enum ResultKind {
 
 /// Something wrong with an input.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Problem {
+pub struct InputProblem {
     pub code: String,
     pub message: String,
     /// Of the input, from 1 on.
@@ -103,8 +103,8 @@ pub struct BatchRecord {
     /// How long its output files are kept, in seconds. `None`: as long as the store keeps files.
     pub output_expires_after_s: Option<u64>,
     pub state: BatchState,
-    pub counts: Counts,
-    pub problems: Vec<Problem>,
+    pub counts: BatchCounts,
+    pub problems: Vec<InputProblem>,
     pub output_file_id: Option<String>,
     pub error_file_id: Option<String>,
     /// Unix times.
@@ -120,7 +120,7 @@ pub struct BatchRecord {
 
 impl BatchRecord {
     /// Its input has been read. An input without a request fails the batch.
-    pub fn validated(&mut self, total: u64, problems: Vec<Problem>, is_usable: bool, now: u64) {
+    pub fn validated(&mut self, total: u64, problems: Vec<InputProblem>, is_usable: bool, now: u64) {
         if self.state != BatchState::Validating {
             return;
         }
@@ -145,7 +145,7 @@ impl BatchRecord {
     }
 
     /// All its requests have results. Their files will have these ids.
-    pub fn finalize(&mut self, outcome: Outcome, output: Option<String>, errors: Option<String>, now: u64) {
+    pub fn finalize(&mut self, outcome: BatchOutcome, output: Option<String>, errors: Option<String>, now: u64) {
         self.state = BatchState::Finalizing(outcome);
         (self.output_file_id, self.error_file_id, self.finalizing_at) = (output, errors, Some(now));
     }

@@ -1,7 +1,7 @@
 //! What the requests of one batch were answered: two files of JSON lines, one for answers and one for everything else.
 //! A request is done when its line is in one of them. So after a crash the batch goes on with the others.
 
-use crate::batch::{Counts, ResultKind};
+use crate::batch::{BatchCounts, ResultKind};
 use crate::disk::{Disk, private};
 use serde::Deserialize;
 use std::collections::HashSet;
@@ -52,13 +52,13 @@ pub struct Journal {
     output: File,
     errors: File,
     done: HashSet<u64>,
-    counts: Counts,
+    counts: BatchCounts,
 }
 
 impl Journal {
     /// Opens both files, and reads which requests are done.
     pub(crate) fn open(disk: Arc<Disk>, output: &Path, errors: &Path) -> io::Result<Self> {
-        let (mut done, mut counts) = (HashSet::new(), Counts::default());
+        let (mut done, mut counts) = (HashSet::new(), BatchCounts::default());
         let output = recover(output, &mut done, &mut counts, true)?;
         let errors = recover(errors, &mut done, &mut counts, false)?;
         Ok(Self { disk, output, errors, done, counts })
@@ -70,7 +70,7 @@ impl Journal {
     }
 
     /// Results by their kinds. The total is not known here.
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> BatchCounts {
         self.counts
     }
 
@@ -97,7 +97,7 @@ impl Journal {
 }
 
 /// Opens a file of results, and cuts off a last line that was not written whole.
-fn recover(path: &Path, done: &mut HashSet<u64>, counts: &mut Counts, is_output: bool) -> io::Result<File> {
+fn recover(path: &Path, done: &mut HashSet<u64>, counts: &mut BatchCounts, is_output: bool) -> io::Result<File> {
     let file = private().create(true).read(true).append(true).open(path)?;
     let mut reader = BufReader::new(file);
     let (mut whole, mut line) = (0, Vec::new());

@@ -11,7 +11,7 @@
 //!
 //! Calls write to the disk and wait for it, so they do not belong on a thread that must not block.
 
-use crate::batch::{BatchApi, BatchRecord, BatchState, Counts, Outcome, Problem};
+use crate::batch::{BatchApi, BatchCounts, BatchOutcome, BatchRecord, BatchState, InputProblem};
 use crate::disk::{Disk, create_folder, names_in, private};
 use crate::file::{FileRecord, Purpose};
 use crate::journal::Journal;
@@ -63,21 +63,21 @@ pub struct NewBatch {
     pub owner: String,
     pub api: BatchApi,
     pub endpoint: String,
-    pub input: BatchInput,
+    pub input: InputSource,
     pub metadata: Option<BTreeMap<String, String>>,
     pub output_expires_after_s: Option<u64>,
     /// Seconds until requests without an answer are given up.
     pub window_s: u64,
 }
 
-pub enum BatchInput {
+pub enum InputSource {
     /// A file of the same owner.
     File(String),
     /// Lines that came with the batch.
     Lines(Vec<u8>),
 }
 
-pub struct Store {
+pub struct BatchStore {
     folder: PathBuf,
     limits: StoreLimits,
     disk: Arc<Disk>,
@@ -104,7 +104,7 @@ impl Books {
     }
 }
 
-impl Store {
+impl BatchStore {
     /// Opens a folder, which is made if it is not there. Ends what a crash has interrupted.
     pub fn open(folder: &Path, limits: StoreLimits, now: u64) -> io::Result<Self> {
         Self::open_on(Disk::new(), folder, limits, now)
@@ -201,7 +201,7 @@ impl Store {
 }
 
 /// Files.
-impl Store {
+impl BatchStore {
     /// Begins to receive a file of `owner`.
     pub fn begin_upload(&self, owner: &str) -> Result<Upload, StoreError> {
         self.check_num_files(&self.books(), owner)?;
@@ -283,20 +283,20 @@ impl Store {
 }
 
 /// Batches, as clients see them.
-impl Store {
+impl BatchStore {
     pub fn create_batch(&self, new: NewBatch, now: u64) -> Result<BatchRecord, StoreError> {
         let NewBatch { id, owner, api, endpoint, input, metadata, output_expires_after_s, window_s } = new;
         let mut books = self.books();
         self.make_room(&mut books, &owner)?;
         let path = self.batch_path(&id, "input");
         let input_file_id = match input {
-            BatchInput::File(file) => {
+            InputSource::File(file) => {
                 let known = books.files.get(&file);
                 known.filter(|file| file.owner == owner && file.expires_at > now).ok_or(StoreError::NotFound)?;
                 self.disk.link(&self.content_path(&file), &path)?;
                 Some(file)
             }
-            BatchInput::Lines(lines) => {
+            InputSource::Lines(lines) => {
                 self.disk.replace(&path, &lines)?;
                 None
             }
@@ -311,7 +311,7 @@ impl Store {
             metadata,
             output_expires_after_s,
             state: BatchState::Validating,
-            counts: Counts::default(),
+            counts: BatchCounts::default(),
             problems: Vec::new(),
             output_file_id: None,
             error_file_id: None,
@@ -396,7 +396,7 @@ impl Store {
 }
 
 /// Batches, as they are worked on.
-impl Store {
+impl BatchStore {
     /// The batches that have not ended, in the order in which they were made.
     pub fn unended(&self) -> Vec<BatchRecord> {
         let books = self.books();
@@ -426,7 +426,7 @@ impl Store {
         &self,
         id: &str,
         total: u64,
-        problems: Vec<Problem>,
+        problems: Vec<InputProblem>,
         is_usable: bool,
         now: u64,
     ) -> io::Result<Option<BatchRecord>> {
@@ -434,9 +434,9 @@ impl Store {
     }
 
     /// Shows these counts. They are not written, because the journal has them.
-    pub fn show_counts(&self, id: &str, counts: Counts) {
+    pub fn show_counts(&self, id: &str, counts: BatchCounts) {
         if let Some(batch) = self.books().batches.get_mut(id) {
-            batch.counts = Counts { total: batch.counts.total, ..counts };
+            batch.counts = BatchCounts { total: batch.counts.total, ..counts };
         }
     }
 
@@ -444,8 +444,8 @@ impl Store {
     pub fn finish(
         &self,
         id: &str,
-        outcome: Outcome,
-        counts: Counts,
+        outcome: BatchOutcome,
+        counts: BatchCounts,
         mut new_id: impl FnMut() -> String,
         now: u64,
     ) -> io::Result<()> {
@@ -456,13 +456,13 @@ impl Store {
             let output = (files && has_output).then(&mut new_id);
             let errors = (files && has_errors).then(&mut new_id);
             // A batch may be cancelled before its requests have been counted.
-            batch.counts = Counts { total: batch.counts.total.max(counts.num_done()), ..counts };
+            batch.counts = BatchCounts { total: batch.counts.total.max(counts.num_done()), ..counts };
             batch.finalize(outcome, output, errors, now);
         })?;
         self.end(id, now)
     }
 
-    /// Goes on with [`Store::finish`] where that was interrupted.
+    /// Goes on with [`BatchStore::finish`] where that was interrupted.
     pub fn end(&self, id: &str, now: u64) -> io::Result<()> {
         self.file_results(&mut self.books(), id, now)
     }

@@ -14,7 +14,7 @@ use actix_web::{FromRequest, HttpMessage, HttpRequest};
 use pagetide_api::id::unix_time_s;
 use pagetide_base::error::{ApiError, StartError};
 use pagetide_batches::batch::BatchState;
-use pagetide_batches::store::{Store, StoreError, StoreLimits};
+use pagetide_batches::store::{BatchStore, StoreError, StoreLimits};
 use pagetide_config::BatchesConfig;
 use std::future::{Ready, ready};
 use std::path::Path;
@@ -29,7 +29,7 @@ pub struct Batches(Option<OpenBatches>);
 
 #[derive(Clone)]
 pub struct OpenBatches {
-    store: Arc<Store>,
+    store: Arc<BatchStore>,
     /// Changes with every batch that is made or cancelled.
     changes: watch::Sender<u64>,
     config: Arc<BatchesConfig>,
@@ -48,7 +48,7 @@ impl Batches {
             max_batches: config.max_batches,
             keep_s: config.keep_days * DAY_S,
         };
-        let store = Store::open(Path::new(&config.folder), limits, unix_time_s())
+        let store = BatchStore::open(Path::new(&config.folder), limits, unix_time_s())
             .map_err(|error| StartError::new(format!("cannot use {} (batches.folder): {error}", config.folder)))?;
         let (changes, _) = watch::channel(0);
         Ok(Self(Some(OpenBatches { store: Arc::new(store), changes, config: Arc::new(config.clone()) })))
@@ -64,7 +64,7 @@ impl OpenBatches {
     pub async fn work<T: Send + 'static>(
         &self,
         (what, id): (&'static str, &str),
-        work: impl FnOnce(&Store) -> Result<T, StoreError> + Send + 'static,
+        work: impl FnOnce(&BatchStore) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let store = self.store.clone();
         let done = block(move || work(&store)).await;
@@ -133,7 +133,7 @@ impl BatchClient {
     pub async fn work<T: Send + 'static>(
         &self,
         asked: (&'static str, &str),
-        work: impl FnOnce(&Store, &str, u64) -> Result<T, StoreError> + Send + 'static,
+        work: impl FnOnce(&BatchStore, &str, u64) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let owner = self.owner.clone();
         self.batches.work(asked, move |store| work(store, &owner, unix_time_s())).await

@@ -118,11 +118,11 @@ impl RegexMatcher {
         let (nfa, states, closure) = (&self.regexes.0[index].nfa, &mut self.states[index], &mut self.closure);
         let (mut before, mut is_match) = (self.last, false);
         for c in text.chars() {
-            is_match |= closure.of(nfa, states, Place { before, after: Some(c), is_inside: false });
+            is_match |= closure.of(nfa, states, RegexPlace { before, after: Some(c), is_inside: false });
             let mut bytes = [0; 4];
             for (i, byte) in c.encode_utf8(&mut bytes).bytes().enumerate() {
                 if i > 0 {
-                    closure.of(nfa, states, Place { before: None, after: None, is_inside: true });
+                    closure.of(nfa, states, RegexPlace { before: None, after: None, is_inside: true });
                 }
                 states.clear();
                 closure.set.iter().filter_map(|state| step(nfa, state, byte)).for_each(|next| _ = states.insert(next));
@@ -130,20 +130,20 @@ impl RegexMatcher {
             before = Some(c);
         }
         // At the end of the text so far: `$` holds here.
-        is_match | closure.of(nfa, states, Place { before, after: None, is_inside: false })
+        is_match | closure.of(nfa, states, RegexPlace { before, after: None, is_inside: false })
     }
 }
 
 /// A place in the text, for `^`, `$` and `\b`.
 #[derive(Clone, Copy)]
-struct Place {
+struct RegexPlace {
     before: Option<char>,
     after: Option<char>,
     /// Between two bytes of a character, where none of them holds and no match begins.
     is_inside: bool,
 }
 
-impl Place {
+impl RegexPlace {
     fn holds(self, look: Look) -> bool {
         if self.is_inside {
             return false;
@@ -213,7 +213,7 @@ struct Closure {
 impl Closure {
     /// Collects what empty moves lead to from `states`, and from the beginning of the expression. Gives whether there is
     /// a match among them.
-    fn of(&mut self, nfa: &NFA, states: &StateSet, place: Place) -> bool {
+    fn of(&mut self, nfa: &NFA, states: &StateSet, place: RegexPlace) -> bool {
         let Self { set, stack } = self;
         set.clear();
         stack.extend(states.iter());

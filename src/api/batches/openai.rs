@@ -8,7 +8,7 @@ use crate::body::{ParsedBody, body_fields};
 use crate::checks::{check_metadata, one_of};
 use crate::model_info::ModelInfo;
 use pagetide_base::error::ApiError;
-use pagetide_batches::batch::{BatchRecord, BatchState, Outcome, Problem};
+use pagetide_batches::batch::{BatchOutcome, BatchRecord, BatchState, InputProblem};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -183,8 +183,8 @@ struct BatchProblem {
     param: Option<String>,
 }
 
-impl From<Problem> for BatchProblem {
-    fn from(Problem { code, message, line }: Problem) -> Self {
+impl From<InputProblem> for BatchProblem {
+    fn from(InputProblem { code, message, line }: InputProblem) -> Self {
         Self { code, line, message, param: None }
     }
 }
@@ -202,9 +202,9 @@ impl From<BatchRecord> for BatchObject {
     fn from(batch: BatchRecord) -> Self {
         let counts = batch.counts;
         let ended = |state: BatchState| batch.ended_at.filter(|_| batch.state == state);
-        let (completed_at, failed_at) = (ended(BatchState::Ended(Outcome::Completed)), ended(BatchState::Failed));
-        let expired_at = ended(BatchState::Ended(Outcome::Expired));
-        let cancelled_at = ended(BatchState::Ended(Outcome::Cancelled));
+        let (completed_at, failed_at) = (ended(BatchState::Ended(BatchOutcome::Completed)), ended(BatchState::Failed));
+        let expired_at = ended(BatchState::Ended(BatchOutcome::Expired));
+        let cancelled_at = ended(BatchState::Ended(BatchOutcome::Cancelled));
         let has_failed = batch.state == BatchState::Failed;
         // The files are there when the batch has ended.
         let file = |id: Option<String>| id.filter(|_| batch.state.has_ended());
@@ -244,12 +244,12 @@ fn status(state: BatchState) -> &'static str {
     match state {
         BatchState::Validating => "validating",
         BatchState::InProgress => "in_progress",
-        BatchState::Cancelling | BatchState::Finalizing(Outcome::Cancelled) => "cancelling",
+        BatchState::Cancelling | BatchState::Finalizing(BatchOutcome::Cancelled) => "cancelling",
         BatchState::Finalizing(_) => "finalizing",
         BatchState::Failed => "failed",
-        BatchState::Ended(Outcome::Completed) => "completed",
-        BatchState::Ended(Outcome::Expired) => "expired",
-        BatchState::Ended(Outcome::Cancelled) => "cancelled",
+        BatchState::Ended(BatchOutcome::Completed) => "completed",
+        BatchState::Ended(BatchOutcome::Expired) => "expired",
+        BatchState::Ended(BatchOutcome::Cancelled) => "cancelled",
     }
 }
 

@@ -12,14 +12,14 @@ pub type QueryParameters = HashMap<String, String>;
 pub struct Page {
     pub limit: usize,
     /// The page begins behind this one.
-    pub after: Option<Place>,
+    pub after: Option<PagePlace>,
     /// The page ends in front of this one.
-    pub before: Option<Place>,
+    pub before: Option<PagePlace>,
 }
 
 /// An item, and the parameter that names it.
 #[derive(Debug, PartialEq)]
-pub struct Place {
+pub struct PagePlace {
     param: &'static str,
     id: String,
 }
@@ -40,15 +40,15 @@ impl Page {
                 in_range("limit", text.parse().map_err(|_| wrong())?, 1..=most)?
             }
         };
-        let place = |param: &'static str| query.get(param).map(|id| Place { param, id: id.clone() });
+        let place = |param: &'static str| query.get(param).map(|id| PagePlace { param, id: id.clone() });
         Ok(Self { limit, after: place(after), before: before.and_then(place) })
     }
 
     /// The items of the page, and whether more follow.
     pub fn of<T>(&self, mut items: Vec<T>, id: impl Fn(&T) -> &str) -> Result<(Vec<T>, bool), ApiError> {
-        let find = |items: &[T], place: &Place| {
+        let find = |items: &[T], place: &PagePlace| {
             let index = items.iter().position(|item| id(item) == place.id);
-            let Place { param, id } = place;
+            let PagePlace { param, id } = place;
             index.ok_or_else(|| ApiError::invalid(*param, format!("{param}: the list has no item {id:?}")))
         };
         if let Some(place) = &self.before {

@@ -13,11 +13,11 @@ use pagetide_base::error::ApiError;
 pub struct Chunks {
     answer: OpenAiAnswer,
     options: StreamOptions,
-    choices: Vec<ChoiceProgress>,
+    choices: Vec<ChunkProgress>,
 }
 
 #[derive(Clone, Copy, Default)]
-struct ChoiceProgress {
+struct ChunkProgress {
     /// Its first chunk has been written.
     begun: bool,
     has_new_line: bool,
@@ -38,7 +38,7 @@ impl Chunks {
 
 impl WriteEvents for Chunks {
     fn begin(&mut self, _: &mut Vec<u8>, answers: &AnswerFold) {
-        self.choices = vec![ChoiceProgress::default(); answers.num_choices()];
+        self.choices = vec![ChunkProgress::default(); answers.num_choices()];
     }
 
     fn delta(&mut self, out: &mut Vec<u8>, delta: Delta, answers: &AnswerFold) {

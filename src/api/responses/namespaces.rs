@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 /// A function that the model may call.
 #[derive(Debug)]
-pub struct Function {
+pub struct ResponseFunction {
     /// Where it stands in the body.
     pub path: String,
     /// The name that the model reads.
@@ -24,8 +24,8 @@ pub struct Function {
 pub struct Namespaces(HashMap<String, (String, String)>);
 
 impl Namespaces {
-    pub fn of(functions: &[Function]) -> Self {
-        let namespaced = |function: &Function| Some((function.name.clone(), function.namespaced.clone()?));
+    pub fn of(functions: &[ResponseFunction]) -> Self {
+        let namespaced = |function: &ResponseFunction| Some((function.name.clone(), function.namespaced.clone()?));
         Self(functions.iter().filter_map(namespaced).collect())
     }
 
@@ -44,7 +44,7 @@ pub fn flat_name(namespace: Option<&str>, name: &str) -> String {
 }
 
 /// The functions of a request's tools, those of namespaces included.
-pub fn functions(tools: &[Value]) -> Result<Vec<Function>, ApiError> {
+pub fn functions(tools: &[Value]) -> Result<Vec<ResponseFunction>, ApiError> {
     let mut functions = Vec::with_capacity(tools.len());
     for (i, tool) in tools.iter().enumerate() {
         let path = format!("tools[{i}]");
@@ -65,13 +65,13 @@ pub fn functions(tools: &[Value]) -> Result<Vec<Function>, ApiError> {
     Ok(functions)
 }
 
-fn function(path: String, namespace: Option<&str>, fields: &Map<String, Value>) -> Result<Function, ApiError> {
+fn function(path: String, namespace: Option<&str>, fields: &Map<String, Value>) -> Result<ResponseFunction, ApiError> {
     let local = string(&path, fields, "name")?;
     let name = flat_name(namespace, local);
     let namespaced = namespace.map(|namespace| (namespace.to_owned(), local.to_owned()));
     let mut fields = fields.clone();
     fields.insert("name".into(), name.as_str().into());
-    Ok(Function { path, name, namespaced, fields })
+    Ok(ResponseFunction { path, name, namespaced, fields })
 }
 
 /// The fields of a function tool; every other kind of tool would have to run on the server.
@@ -91,14 +91,14 @@ pub fn function_tool<'a>(path: &str, tool: &'a Value) -> Result<&'a Map<String, 
 pub fn find<'a>(
     path: &str,
     choice: &Map<String, Value>,
-    functions: &'a [Function],
+    functions: &'a [ResponseFunction],
 ) -> Result<Option<&'a str>, ApiError> {
     let name = string(path, choice, "name")?;
     let flat = flat_name(optional_string(path, choice, "namespace")?, name);
     if let Some(function) = functions.iter().find(|function| function.name == flat) {
         return Ok(Some(&function.name));
     }
-    let is_local = |function: &&Function| function.namespaced.as_ref().is_some_and(|(_, local)| *local == flat);
+    let is_local = |function: &&ResponseFunction| function.namespaced.as_ref().is_some_and(|(_, local)| *local == flat);
     let mut local = functions.iter().filter(is_local);
     match (local.next(), local.next()) {
         (Some(_), Some(_)) => {

@@ -1,7 +1,7 @@
 //! The body of `POST /v1/responses` as a chat.
 
 use super::input;
-use super::namespaces::{self, Function, Namespaces, function_tool};
+use super::namespaces::{self, Namespaces, ResponseFunction, function_tool};
 use crate::Object;
 use crate::body::fields::{FieldSource, typed_fields};
 use crate::body::refused::{Off, Refused, RefusedField, RefusedTable, refuse};
@@ -443,7 +443,7 @@ fn function_fields(tool: &Map<String, Value>) -> Map<String, Value> {
 /// The choice among the tools, and the names that it is confined to.
 fn tool_choice<'a>(
     choice: Option<&Value>,
-    tools: &'a [Function],
+    tools: &'a [ResponseFunction],
 ) -> Result<(AskedTool<'a>, Option<Vec<&'a str>>), ApiError> {
     let choice = match choice {
         None => return Ok((AskedTool::Default, None)),

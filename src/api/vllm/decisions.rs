@@ -154,7 +154,7 @@ struct AskedQuestion {
 
 /// A request for one token after each question, and what its log-probabilities mean.
 #[derive(Debug)]
-pub struct Decision {
+pub struct AskedDecision {
     pub request: ApiRequest,
     pub questions: DecisionQuestions,
 }
@@ -203,7 +203,7 @@ pub fn parse(
     ParsedBody { body, problems }: ParsedBody<DecisionBody>,
     model: &ModelInfo,
     budget: &Budget,
-) -> Result<Decision, ApiError> {
+) -> Result<AskedDecision, ApiError> {
     problems.check_object()?;
     body.model.check(&problems, model)?;
     problems.check()?;
@@ -268,7 +268,7 @@ pub fn parse(
     });
     let mut request = request_id.name(ApiRequest::new(prompts, each))?;
     request.answer.logprobs = Some(u32::MAX);
-    Ok(Decision { request, questions: DecisionQuestions(questions) })
+    Ok(AskedDecision { request, questions: DecisionQuestions(questions) })
 }
 
 fn questions(given: Option<Map<String, Value>>) -> Result<Vec<AskedQuestion>, ApiError> {

@@ -1,7 +1,7 @@
 //! `POST …/derender`: the answer that generated tokens are. `POST …/render` ([`super::render`]) makes the bodies that
 //! generate them, and the answers of `/inference/v1/generate` are what comes in here.
 
-use super::given::{ChoiceFold, GivenPart, PartFields, StateFields, StreamState, prompt_ids};
+use super::given::{ChoiceFold, DerenderState, GivenPart, PartFields, StateFields, prompt_ids};
 use crate::body::fields::IdsField;
 use crate::body::ids::{Ids, OneOf};
 use crate::body::nested::{Nested, NestedList};
@@ -38,7 +38,7 @@ body_fields! {
         #[schema(value_type = Option<PartFields>)]
         generate_chunk: Nested<PartFields>,
         /// With stream: what the answer to the part before had, null with the first. Each choice has its own.
-        #[schema(value_type = Option<StreamState>)]
+        #[schema(value_type = Option<DerenderState>)]
         stream_state: Nested<StateFields>,
     }
 }
@@ -117,7 +117,7 @@ body! {
 #[serde(untagged)]
 pub enum Derendered {
     Whole(Box<WholeAnswer>),
-    Part { chunk: Box<AnswerPart>, stream_state: StreamState },
+    Part { chunk: Box<AnswerPart>, stream_state: DerenderState },
 }
 
 /// Shapes of the answers, see [`crate::openapi::answers`].
@@ -157,7 +157,7 @@ struct PassedOnMetrics {
 #[allow(dead_code, reason = "only described")]
 struct DerenderedChatPart {
     chunk: DerenderedChatChunk,
-    stream_state: StreamState,
+    stream_state: DerenderState,
 }
 
 #[derive(ToSchema)]
@@ -181,7 +181,7 @@ enum DerenderedCompletion {
 #[allow(dead_code, reason = "only described")]
 struct DerenderedCompletionPart {
     chunk: DerenderedCompletionChunk,
-    stream_state: StreamState,
+    stream_state: DerenderState,
 }
 
 #[derive(ToSchema)]
@@ -496,17 +496,18 @@ impl Derender<'_> {
             let message = format!("generate_chunk.choices must have at most one choice, got {}", part.choices.len());
             return Err(ApiError::invalid("generate_chunk.choices", message));
         }
-        let state = common.stream_state.checked("stream_state", |state| StreamState::check(state, model))?;
+        let state = common.stream_state.checked("stream_state", |state| DerenderState::check(state, model))?;
         let prompt = prompt.or_else(|| part.prompt.take());
         let is_plain = self.is_plain();
         let skips = self.options.text.skip_special_tokens;
         let tail = |tokens: &[TokenId]| tokens[Detokenizer::relevant_from(&model.tokenizer, tokens, skips)..].to_vec();
         let mut state = match state {
             Some(state) => state,
-            None if is_plain => {
-                StreamState { context_token_ids: tail(prompt.as_deref().unwrap_or_default()), ..StreamState::default() }
-            }
-            None => StreamState::default(),
+            None if is_plain => DerenderState {
+                context_token_ids: tail(prompt.as_deref().unwrap_or_default()),
+                ..DerenderState::default()
+            },
+            None => DerenderState::default(),
         };
         let has_role = self.endpoint == Endpoint::Chat && !state.role_sent;
         let mut num_read = 0;

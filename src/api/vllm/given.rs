@@ -134,7 +134,7 @@ body_fields! {
 /// What the client of a stream carries from one part to the next. The server keeps nothing.
 #[derive(Debug, Default, Serialize, ToSchema)]
 #[schema(as = DerenderStreamState)]
-pub struct StreamState {
+pub struct DerenderState {
     /// The role of the message has been said.
     pub role_sent: bool,
     /// The last tokens before the next part, where their text is all that matters.
@@ -147,7 +147,7 @@ pub struct StreamState {
     pub logprob_text_offset: usize,
 }
 
-impl StreamState {
+impl DerenderState {
     /// The state that a client sends back.
     pub fn check(ParsedBody { body, problems }: ParsedBody<StateFields>, model: &ModelInfo) -> Result<Self, ApiError> {
         problems.check()?;

@@ -7,19 +7,19 @@ const LIMITS: StoreLimits =
     StoreLimits { max_file_bytes: 100, max_folder_bytes: 1000, max_files: 3, max_batches: 2, keep_s: 50 };
 const NUM_LINES: u64 = 5;
 
-fn open(folder: &Path, num_steps: usize) -> io::Result<Store> {
+fn open(folder: &Path, num_steps: usize) -> io::Result<BatchStore> {
     let disk = Disk::new();
     disk.steps_left.store(num_steps, Ordering::Relaxed);
-    Store::open_on(disk, folder, LIMITS, 10)
+    BatchStore::open_on(disk, folder, LIMITS, 10)
 }
 
-fn upload(store: &Store, owner: &str, id: &str, text: &str) -> Result<FileRecord, StoreError> {
+fn upload(store: &BatchStore, owner: &str, id: &str, text: &str) -> Result<FileRecord, StoreError> {
     let mut upload = store.begin_upload(owner)?;
     upload.write(text.as_bytes())?;
     store.finish_upload(upload, (id.into(), owner, "in.jsonl".into()), None, 10)
 }
 
-fn new_batch(id: &str, api: BatchApi, input: BatchInput) -> NewBatch {
+fn new_batch(id: &str, api: BatchApi, input: InputSource) -> NewBatch {
     NewBatch {
         id: id.into(),
         owner: "a".into(),
@@ -49,12 +49,12 @@ fn kind(line: u64) -> ResultKind {
 }
 
 /// Goes on with the batch from wherever it is. Returns the lines that were answered now.
-fn go_on(store: &Store, ids: &mut impl FnMut() -> String) -> Result<Vec<u64>, StoreError> {
+fn go_on(store: &BatchStore, ids: &mut impl FnMut() -> String) -> Result<Vec<u64>, StoreError> {
     if store.batches("a", BatchApi::OpenAi).is_empty() {
         if store.files("a", 10).is_empty() {
             upload(store, "a", "file-in", &input())?;
         }
-        store.create_batch(new_batch("batch_1", BatchApi::OpenAi, BatchInput::File("file-in".into())), 10)?;
+        store.create_batch(new_batch("batch_1", BatchApi::OpenAi, InputSource::File("file-in".into())), 10)?;
         // Its requests do not depend on the file.
         store.delete_file("a", "file-in", 10)?;
     }
@@ -71,12 +71,12 @@ fn go_on(store: &Store, ids: &mut impl FnMut() -> String) -> Result<Vec<u64>, St
                 answered.push(line);
             }
         }
-        store.finish(&batch.id, Outcome::Completed, journal.counts(), &mut *ids, 12)?;
+        store.finish(&batch.id, BatchOutcome::Completed, journal.counts(), &mut *ids, 12)?;
     }
     Ok(answered)
 }
 
-fn text(store: &Store, id: &str) -> String {
+fn text(store: &BatchStore, id: &str) -> String {
     let mut text = String::new();
     store.content("a", id, 12).unwrap().1.read_to_string(&mut text).unwrap();
     text
@@ -95,7 +95,7 @@ fn a_batch_ends_with_each_result_once_wherever_the_machine_stops() {
         let mut answered = Vec::new();
         let crashed = match open(folder.path(), num_steps) {
             Ok(store) => {
-                let mut journal_of = |store: &Store| go_on(store, &mut ids).map(|lines| answered.extend(lines));
+                let mut journal_of = |store: &BatchStore| go_on(store, &mut ids).map(|lines| answered.extend(lines));
                 journal_of(&store).is_err()
             }
             Err(_) => true,
@@ -108,8 +108,8 @@ fn a_batch_ends_with_each_result_once_wherever_the_machine_stops() {
         let store = open(folder.path(), usize::MAX).unwrap();
         go_on(&store, &mut ids).unwrap();
         let batch = store.batch("a", BatchApi::OpenAi, "batch_1").unwrap();
-        assert_eq!(batch.state, BatchState::Ended(Outcome::Completed), "{num_steps}");
-        let expected = Counts { total: 5, succeeded: 4, failed: 1, ..Counts::default() };
+        assert_eq!(batch.state, BatchState::Ended(BatchOutcome::Completed), "{num_steps}");
+        let expected = BatchCounts { total: 5, succeeded: 4, failed: 1, ..BatchCounts::default() };
         assert_eq!(batch.counts, expected, "{num_steps}");
         let output = text(&store, batch.output_file_id.as_deref().unwrap());
         let mut lines: Vec<&str> = output.lines().collect();
@@ -136,7 +136,7 @@ fn what_was_answered_before_a_crash_is_not_answered_again() {
     let folder = tempfile::tempdir().unwrap();
     let store = open(folder.path(), usize::MAX).unwrap();
     upload(&store, "a", "file-in", &input()).unwrap();
-    store.create_batch(new_batch("batch_1", BatchApi::OpenAi, BatchInput::File("file-in".into())), 10).unwrap();
+    store.create_batch(new_batch("batch_1", BatchApi::OpenAi, InputSource::File("file-in".into())), 10).unwrap();
     store.validated("batch_1", NUM_LINES, Vec::new(), true, 10).unwrap();
     let mut journal = store.journal("batch_1").unwrap();
     journal.keep(&[result("batch_1", 4, ResultKind::Succeeded), result("batch_1", 3, ResultKind::Failed)]).unwrap();
@@ -155,9 +155,9 @@ fn owners_do_not_see_each_other() {
     assert!(is_hidden(store.content("b", "file-1", 10).map(drop)));
     assert!(is_hidden(store.delete_file("b", "file-1", 10)));
     let theirs =
-        NewBatch { owner: "b".into(), ..new_batch("batch_1", BatchApi::OpenAi, BatchInput::File("file-1".into())) };
+        NewBatch { owner: "b".into(), ..new_batch("batch_1", BatchApi::OpenAi, InputSource::File("file-1".into())) };
     assert!(is_hidden(store.create_batch(theirs, 10).map(drop)));
-    store.create_batch(new_batch("batch_2", BatchApi::OpenAi, BatchInput::File("file-1".into())), 10).unwrap();
+    store.create_batch(new_batch("batch_2", BatchApi::OpenAi, InputSource::File("file-1".into())), 10).unwrap();
     assert!(is_hidden(store.batch("b", BatchApi::OpenAi, "batch_2").map(drop)));
     assert!(is_hidden(store.batch("a", BatchApi::Anthropic, "batch_2").map(drop)));
     assert!(is_hidden(store.cancel("b", BatchApi::OpenAi, "batch_2", 10).map(drop)));
@@ -186,7 +186,7 @@ fn limits_hold_and_what_is_old_makes_room() {
     assert!(store.files("a", 10).is_empty());
     assert!(names_in(&folder.path().join("files")).unwrap().is_empty());
 
-    let lines = || BatchInput::Lines(b"1\n".to_vec());
+    let lines = || InputSource::Lines(b"1\n".to_vec());
     store.create_batch(new_batch("msgbatch_1", BatchApi::Anthropic, lines()), 10).unwrap();
     store.create_batch(new_batch("msgbatch_2", BatchApi::Anthropic, lines()), 10).unwrap();
     let third = || store.create_batch(new_batch("msgbatch_3", BatchApi::Anthropic, lines()), 10);
@@ -202,7 +202,7 @@ fn a_cancelled_batch_ends_with_what_it_has() {
     let folder = tempfile::tempdir().unwrap();
     let store = open(folder.path(), usize::MAX).unwrap();
     store
-        .create_batch(new_batch("msgbatch_1", BatchApi::Anthropic, BatchInput::Lines(b"1\n2\n".to_vec())), 10)
+        .create_batch(new_batch("msgbatch_1", BatchApi::Anthropic, InputSource::Lines(b"1\n2\n".to_vec())), 10)
         .unwrap();
     store.validated("msgbatch_1", 2, Vec::new(), true, 10).unwrap();
     assert!(matches!(store.results("a", BatchApi::Anthropic, "msgbatch_1"), Err(StoreError::WrongState(_))));
@@ -215,10 +215,12 @@ fn a_cancelled_batch_ends_with_what_it_has() {
     let store = open(folder.path(), usize::MAX).unwrap();
     let counts = store.journal("msgbatch_1").unwrap().counts();
     assert_eq!((counts.succeeded, counts.cancelled), (1, 1), "kinds are read again");
-    store.finish("msgbatch_1", Outcome::Cancelled, counts, || unreachable!("its results become no files"), 13).unwrap();
+    store
+        .finish("msgbatch_1", BatchOutcome::Cancelled, counts, || unreachable!("its results become no files"), 13)
+        .unwrap();
     assert!(matches!(
         store.cancel("a", BatchApi::Anthropic, "msgbatch_1", 14),
-        Err(StoreError::WrongState(BatchState::Ended(Outcome::Cancelled)))
+        Err(StoreError::WrongState(BatchState::Ended(BatchOutcome::Cancelled)))
     ));
     assert_eq!(store.results("a", BatchApi::Anthropic, "msgbatch_1").unwrap().len(), 2);
     store.delete_batch("a", BatchApi::Anthropic, "msgbatch_1").unwrap();

@@ -2,7 +2,7 @@
 
 use pagetide_api::batches::line::{BadLine, BatchEndpoint, RequestLine};
 use pagetide_api::body::Bounds;
-use pagetide_batches::batch::Problem;
+use pagetide_batches::batch::InputProblem;
 use pagetide_batches::lines::{LineReader, LineTooLong};
 use std::collections::HashSet;
 use std::fs::File;
@@ -62,7 +62,7 @@ pub struct Validated {
     pub total: u64,
     /// Whether the batch can run.
     pub is_usable: bool,
-    pub problems: Vec<Problem>,
+    pub problems: Vec<InputProblem>,
 }
 
 /// Reads a whole input of up to `max_lines` lines.
@@ -73,13 +73,13 @@ pub fn validate(input: File, reading: Reading, max_lines: u64) -> io::Result<Val
         validated.total += 1;
         if validated.total > max_lines {
             let message = format!("the input has more than {max_lines} requests (batches.max_lines)");
-            let problem = Problem { code: "too_many_requests".into(), message, line: Some(number) };
+            let problem = InputProblem { code: "too_many_requests".into(), message, line: Some(number) };
             return Ok(Validated { is_usable: false, problems: vec![problem], ..validated });
         }
         match request {
             Ok(_) => validated.is_usable = true,
             Err(bad) if validated.problems.len() < MAX_PROBLEMS => {
-                validated.problems.push(Problem {
+                validated.problems.push(InputProblem {
                     code: "invalid_request".into(),
                     message: bad.message,
                     line: Some(number),
@@ -90,7 +90,7 @@ pub fn validate(input: File, reading: Reading, max_lines: u64) -> io::Result<Val
     }
     if validated.total == 0 {
         let message = "the input has no requests".into();
-        validated.problems.push(Problem { code: "empty_file".into(), message, line: None });
+        validated.problems.push(InputProblem { code: "empty_file".into(), message, line: None });
     }
     Ok(validated)
 }

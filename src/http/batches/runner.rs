@@ -18,7 +18,7 @@ use pagetide_api::id::{random_hex, unix_time_s};
 use pagetide_api::openapi::PathAccess;
 use pagetide_base::error::{ApiError, StartError};
 use pagetide_batches::Journal;
-use pagetide_batches::batch::{BatchRecord, BatchState, Outcome, ResultKind};
+use pagetide_batches::batch::{BatchOutcome, BatchRecord, BatchState, ResultKind};
 use pagetide_batches::journal::{CANCELLED, EXPIRED, JournalLine, result_id};
 use pagetide_config::LimitsConfig;
 use serde_json::Value;
@@ -42,7 +42,7 @@ const AFTER_FAILURES: [Duration; 2] = [Duration::from_secs(1), Duration::from_se
 const WRITTEN_AT_ONCE: usize = 1000;
 
 /// What a runner works with.
-pub struct Runner {
+pub struct BatchRunner {
     handle: RuntimeHandle,
     keys: Keys,
     reporter: Arc<Reporter>,
@@ -67,7 +67,7 @@ pub fn start(
     // Its own sender would keep the channel open.
     let batches = OpenBatches { changes: unused, ..batches.clone() };
     let seats = Arc::new(Semaphore::new(batches.config.max_running));
-    let runner = Runner { handle, keys, reporter, live_settings, limits, batches, seats, changes };
+    let runner = BatchRunner { handle, keys, reporter, live_settings, limits, batches, seats, changes };
     let failed = |error| StartError::new(format!("cannot start a thread for batches: {error}"));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().map_err(failed)?;
     let work = move || runtime.block_on(runner.run());
@@ -83,7 +83,7 @@ enum Stopped {
     ServerEnds,
 }
 
-impl Runner {
+impl BatchRunner {
     async fn run(self) {
         let mut changes = self.changes.clone();
         let mut sweeps = interval(SWEEP);
@@ -160,18 +160,18 @@ impl Runner {
         let outcome = loop {
             match store.now(id).map(|batch| batch.state) {
                 Some(BatchState::InProgress) => {}
-                Some(_) => break Outcome::Cancelled,
+                Some(_) => break BatchOutcome::Cancelled,
                 None => return Ok(Stopped::Done),
             }
             let left_s = batch.expires_at.saturating_sub(unix_time_s());
             if left_s == 0 {
-                break Outcome::Expired;
+                break BatchOutcome::Expired;
             }
             if all_started && running.is_empty() {
                 if is_cut {
                     return Ok(Stopped::ServerEnds);
                 }
-                break Outcome::Completed;
+                break BatchOutcome::Completed;
             }
             tokio::select! {
                 changed = changes.changed() => if changed.is_err() { return Ok(Stopped::ServerEnds) },
@@ -194,9 +194,9 @@ impl Runner {
         };
         drop(running);
         match outcome {
-            Outcome::Completed => {}
-            Outcome::Cancelled => self.give_up(batch, reading, &mut journal, ResultKind::Cancelled).await?,
-            Outcome::Expired => self.give_up(batch, reading, &mut journal, ResultKind::Expired).await?,
+            BatchOutcome::Completed => {}
+            BatchOutcome::Cancelled => self.give_up(batch, reading, &mut journal, ResultKind::Cancelled).await?,
+            BatchOutcome::Expired => self.give_up(batch, reading, &mut journal, ResultKind::Expired).await?,
         }
         let new_id = || format!("file-{}", random_hex());
         store.finish(id, outcome, journal.counts(), new_id, unix_time_s())?;

@@ -10,7 +10,7 @@ use pagetide_api::batches::files::UploadFields;
 use pagetide_api::id::random_hex;
 use pagetide_base::error::ApiError;
 use pagetide_batches::file::FileRecord;
-use pagetide_batches::store::{Store, StoreError, Upload};
+use pagetide_batches::store::{BatchStore, StoreError, Upload};
 use std::cell::Cell;
 use std::rc::Rc;
 
@@ -52,8 +52,9 @@ pub async fn receive(client: &BatchClient, request: &HttpRequest, payload: Paylo
     let expires_after_s = fields.check()?;
     let (filename, upload) = file.ok_or_else(|| ApiError::invalid("file", "file is required, with a file name"))?;
     let id = format!("file-{}", random_hex());
-    let keep =
-        move |store: &Store, owner: &str, now| store.finish_upload(upload, (id, owner, filename), expires_after_s, now);
+    let keep = move |store: &BatchStore, owner: &str, now| {
+        store.finish_upload(upload, (id, owner, filename), expires_after_s, now)
+    };
     client.work(("file", ""), keep).await
 }
 

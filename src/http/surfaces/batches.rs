@@ -13,7 +13,7 @@ use pagetide_api::batches::{describe, page::QueryParameters};
 use pagetide_api::id::random_hex;
 use pagetide_base::error::ApiError;
 use pagetide_batches::batch::BatchApi;
-use pagetide_batches::store::{BatchInput, NewBatch, Store};
+use pagetide_batches::store::{BatchStore, InputSource, NewBatch};
 
 pub static PATHS: [ApiPath; 9] = [
     post("/v1/files", || web::to(upload_file), describe::upload_file),
@@ -75,13 +75,13 @@ async fn create_batch(client: BatchClient, handle: Data<RuntimeHandle>, body: Bo
     let BatchRequest { input_file_id, endpoint, window_s, metadata, output_expires_after_s } =
         body.parse(&handle, openai::parse).await?;
     let file = input_file_id.clone();
-    let create = move |store: &Store, owner: &str, now| {
+    let create = move |store: &BatchStore, owner: &str, now| {
         let new = NewBatch {
             id: format!("batch_{}", random_hex()),
             owner: owner.to_owned(),
             api: BatchApi::OpenAi,
             endpoint: endpoint.path().to_owned(),
-            input: BatchInput::File(input_file_id),
+            input: InputSource::File(input_file_id),
             metadata,
             output_expires_after_s,
             window_s,

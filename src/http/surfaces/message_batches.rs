@@ -14,7 +14,7 @@ use pagetide_api::batches::line::BatchEndpoint;
 use pagetide_api::id::random_hex;
 use pagetide_base::error::ApiError;
 use pagetide_batches::batch::BatchApi;
-use pagetide_batches::store::{BatchInput, NewBatch, Store};
+use pagetide_batches::store::{BatchStore, InputSource, NewBatch};
 
 const API: BatchApi = BatchApi::Anthropic;
 
@@ -46,13 +46,13 @@ async fn create(
             format!("requests may have up to {max_lines} requests (batches.max_lines), got {}", asked.num_requests);
         return Err(ApiError::invalid("requests", message).into());
     }
-    let create = move |store: &Store, owner: &str, now| {
+    let create = move |store: &BatchStore, owner: &str, now| {
         let new = NewBatch {
             id: format!("msgbatch_{}", random_hex()),
             owner: owner.to_owned(),
             api: API,
             endpoint: BatchEndpoint::Messages.path().to_owned(),
-            input: BatchInput::Lines(asked.lines),
+            input: InputSource::Lines(asked.lines),
             metadata: None,
             output_expires_after_s: None,
             window_s: WINDOW_S,

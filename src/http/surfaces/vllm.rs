@@ -18,7 +18,7 @@ use pagetide_api::model_info::ModelInfo;
 use pagetide_api::openai::{Endpoint, chat, completion, embeddings, tokenize};
 use pagetide_api::openapi::answers::{Status, Version};
 use pagetide_api::openapi::{Operation, Tag};
-use pagetide_api::vllm::decisions::{self, Decision};
+use pagetide_api::vllm::decisions::{self, AskedDecision};
 use pagetide_api::vllm::error::error_body;
 use pagetide_api::vllm::generated::GeneratedAnswer;
 use pagetide_api::vllm::generative_score::{GenerativeScores, GenerativeScoring};
@@ -146,7 +146,7 @@ async fn generate(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, 
 }
 
 async fn decide(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, HttpError> {
-    let Decision { mut request, questions } = body.work(&handle, decisions::parse).await?;
+    let AskedDecision { mut request, questions } = body.work(&handle, decisions::parse).await?;
     let (choices, answers) = collect(&handle, &mut request).await?;
     let answer = questions.answer(&request.id, &choices, answers.usage(), handle.model())?;
     body::answer(&handle, answer, choices.len()).await
