@@ -76,7 +76,6 @@ class RemoteVLLMServer:
             "model.reasoning_parser": parser if parser in REASONING_PARSERS | {"none"} else "qwen3",
             "cache.num_device_blocks": 4096,
             "metrics.vllm_names": True,
-            "server.dialect": "vllm",
         }
         tool_parser = flags.get("--tool-call-parser", [self.DEFAULT_TOOL_PARSER])[0]
         options["model.tool_call_parser"] = tool_parser if tool_parser in TOOL_PARSERS | {"none"} else "hermes"

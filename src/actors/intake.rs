@@ -462,7 +462,7 @@ impl IntakeShared {
         let most = self.most_pooled();
         if length > most {
             let message = format!(
-                "the input is too large: this server has room for inputs of up to {most} tokens, got {length}. Please \\
+                "the input is too large: this server has room for inputs of up to {most} tokens, got {length}. Please \
                  reduce the length of the input prompt."
             );
             return Err(ApiError::context_length(param, message).with_context(length, most));
