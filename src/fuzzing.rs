@@ -270,8 +270,8 @@ fn recording(data: &[u8]) {
     let _ = replayer.pools();
 }
 
-/// A regular expression, and a text behind a zero byte. What is found must not depend on the cuts, but for `$` and `\b`,
-/// which hold at the end of each piece; so the whole text is compared with itself, character by character.
+/// A regular expression, and a text behind a zero byte. What is found must not depend on the cuts, but for `$` and
+/// `\b`, which hold at the end of each piece; so the whole text is compared with itself, character by character.
 fn stop_regex(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let Some((pattern, text)) = text.split_once('\0') else { return };

@@ -174,8 +174,8 @@ impl World {
         wait_until("every request gives its place back", || self.places.num_taken() == 0);
     }
 
-    /// Three clients send requests and check each answer. Until they are done, `disturb` is called again and again, with
-    /// the number of calls before it.
+    /// Three clients send requests and check each answer. Until they are done, `disturb` is called again and again,
+    /// with the number of calls before it.
     fn while_clients_ask(&self, mut disturb: impl FnMut(usize)) {
         let client = |client: usize| {
             for i in 0..100 {

@@ -24,8 +24,8 @@ const LINGER: Duration = Duration::from_secs(1);
 /// One client's connection, as long as actix keeps it.
 #[derive(Debug)]
 pub struct Connection {
-    /// The same socket once more, to end it: a Unix socket is shut down in the same way as one of TCP. `None`: there was
-    /// no place for another open file.
+    /// The same socket once more, to end it: a Unix socket is shut down in the same way as one of TCP. `None`: there
+    /// was no place for another open file.
     socket: Option<TcpSocket>,
     /// Requests that are read or answered.
     num_busy: Cell<usize>,

@@ -211,8 +211,8 @@ struct Closure {
 }
 
 impl Closure {
-    /// Collects what empty moves lead to from `states`, and from the beginning of the expression. Gives whether there is
-    /// a match among them.
+    /// Collects what empty moves lead to from `states`, and from the beginning of the expression. Gives whether there
+    /// is a match among them.
     fn of(&mut self, nfa: &NFA, states: &StateSet, place: RegexPlace) -> bool {
         let Self { set, stack } = self;
         set.clear();

@@ -63,8 +63,8 @@ body_fields! {
         /// An object of type text or json_object, the latter with a json_schema or without.
         #[schema(value_type = Option<Object>)]
         response_format: Option<Map<String, Value>>,
-        /// An object of type enabled or disabled: the chat template's enable_thinking. token_budget: tokens of reasoning
-        /// at most.
+        /// An object of type enabled or disabled: the chat template's enable_thinking. token_budget: tokens of
+        /// reasoning at most.
         #[schema(value_type = Option<Object>)]
         thinking: Option<Map<String, Value>>,
         /// The chat template's safety_mode, where it knows one.

@@ -62,8 +62,8 @@ body_fields! {
         /// A string that ends the answer, or up to 16 of them; left out of it.
         #[schema(value_type = Option<StopStrings>)]
         pub stop: Option<Value>,
-        /// A regular expression, or up to 32 of them: the answer ends with the token that completes a match, which stays
-        /// in it. Each has at most 256 bytes, no look-around and no references back.
+        /// A regular expression, or up to 32 of them: the answer ends with the token that completes a match, which
+        /// stays in it. Each has at most 256 bytes, no look-around and no references back.
         #[schema(value_type = Option<StopStrings>)]
         pub stop_regex: Option<Value>,
         /// The answer ends after the stop string or stop token, not before it.
@@ -126,8 +126,8 @@ body_fields! {
         /// With dynatemp_range: above 1 favours low temperatures, below 1 high ones.
         #[schema(minimum = 0, maximum = 100, default = 1)]
         pub dynatemp_exponent: Option<f64>,
-        /// Holds the surprise of the answer near mirostat_tau, in place of the filters (top_k, top_p and the like); 1 or
-        /// 2: the algorithm; 0: off.
+        /// Holds the surprise of the answer near mirostat_tau, in place of the filters (top_k, top_p and the like); 1
+        /// or 2: the algorithm; 0: off.
         #[schema(minimum = 0, maximum = 2, default = 0)]
         pub mirostat: Option<i64>,
         /// The surprise that mirostat aims at, in bits.
@@ -139,8 +139,8 @@ body_fields! {
         /// min_p, typical_p, top_p and XTC leave at least this many tokens.
         #[schema(minimum = 0, maximum = 4294967295_i64, default = 0)]
         pub min_keep: Option<i64>,
-        /// The samplers that apply, by llama.cpp's names or letters; the others are off. The order has to be that of this
-        /// server. Default: all.
+        /// The samplers that apply, by llama.cpp's names or letters; the others are off. The order has to be that of
+        /// this server. Default: all.
         #[schema(value_type = Option<SamplerNames>)]
         pub samplers: Option<Value>,
         /// Added to the logits, by token id; each in [-100, 100].

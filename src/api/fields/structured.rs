@@ -233,8 +233,8 @@ fn structural_tag(param: &str) -> ApiError {
     ApiError::invalid(param, message)
 }
 
-/// A schema, perhaps with a name, at `path`. `strict: true` closes its objects, whatever the server's setting is. Without it
-/// the output keeps to the schema too.
+/// A schema, perhaps with a name, at `path`. `strict: true` closes its objects, whatever the server's setting is.
+/// Without it the output keeps to the schema too.
 pub fn json_schema(path: &str, given: &Value) -> Result<GrammarRequest, ApiError> {
     for (name, is_right, expected) in [
         ("name", Value::is_string as fn(&Value) -> bool, "a string"),

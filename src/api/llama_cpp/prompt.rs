@@ -45,7 +45,8 @@ pub struct PromptObject {
 }
 
 /// A text, an array of texts and token ids of which at least one is an id, an object with `prompt_string` or `content`,
-/// or an array of these. `add_special_tokens`: whether the tokenizer adds its special tokens to what begins with a text.
+/// or an array of these. `add_special_tokens`: whether the tokenizer adds its special tokens to what begins with a
+/// text.
 pub fn prompts(
     param: &str,
     field: IdsField,

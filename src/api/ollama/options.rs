@@ -76,7 +76,8 @@ impl NestedNames for OptionNames {
 
 body_fields! {
     struct OptionFields {
-        /// Tokens to generate at most; below 0: as many as fit. If fewer than this fit, the answer is that much shorter.
+        /// Tokens to generate at most; below 0: as many as fit. If fewer than this fit, the answer is that much
+        /// shorter.
         #[schema(minimum = -2, default = -1)]
         num_predict: Option<i64>,
         /// Without effect: the context is that of the server (model.max_model_len).

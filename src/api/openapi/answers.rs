@@ -96,7 +96,8 @@ pub struct ChatCompletionChunk {
     timings: Option<Timings>,
     /// With return_progress, in chunks without choices: how far the prompt is computed.
     prompt_progress: Option<PromptProgress>,
-    /// With verbose: in a choice's last chunk, the choice as /completion would answer it, with its prompt and parameters.
+    /// With verbose: in a choice's last chunk, the choice as /completion would answer it, with its prompt and
+    /// parameters.
     #[schema(rename = "__verbose")]
     verbose: Option<crate::Object>,
     /// With return_token_ids, in a choice's first chunk.
@@ -165,7 +166,8 @@ pub struct TextCompletion {
     timings: Option<Timings>,
     /// With return_progress, in chunks without choices: how far the prompt is computed.
     prompt_progress: Option<PromptProgress>,
-    /// With verbose: the first choice, or in a stream the chunk's, as /completion would answer it, with its prompt and parameters.
+    /// With verbose: the first choice, or in a stream the chunk's, as /completion would answer it, with its prompt and
+    /// parameters.
     #[schema(rename = "__verbose")]
     verbose: Option<crate::Object>,
 }

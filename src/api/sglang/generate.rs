@@ -37,7 +37,8 @@ body_fields! {
         /// Log-probabilities of the answer's tokens; an array has one for each text.
         #[schema(value_type = Option<FlagForms>)]
         return_logprob: Option<Value>,
-        /// With return_logprob: the first token of the prompt that has one; -1: none has. An array has one for each text.
+        /// With return_logprob: the first token of the prompt that has one; -1: none has. An array has one for each
+        /// text.
         #[schema(value_type = Option<NumberForms>)]
         logprob_start_len: Option<Value>,
         /// With return_logprob: each with this many most likely tokens. An array has one for each text.
@@ -66,8 +67,8 @@ body_fields! {
         /// The session of /open_session that the text goes on in. For a single text.
         #[schema(value_type = Option<SessionFields>)]
         session_params: Option<Map<String, Value>>,
-        /// The answer begins with reasoning: reasoning_tokens counts it, and a form that is asked for holds behind it. For
-        /// models that reason.
+        /// The answer begins with reasoning: reasoning_tokens counts it, and a form that is asked for holds behind it.
+        /// For models that reason.
         #[schema(default = false)]
         require_reasoning: bool,
     }
@@ -229,7 +230,8 @@ body! {
 /// A request to generate.
 #[derive(Debug)]
 pub struct GenerateTask {
-    /// One for all texts, or one for each text where they are sampled in several ways. Their answers follow one another.
+    /// One for all texts, or one for each text where they are sampled in several ways. Their answers follow one
+    /// another.
     pub requests: Vec<(ApiRequest, AnswerSettings)>,
     /// The answer is an array.
     pub is_batch: bool,
