@@ -49,7 +49,9 @@ def test_a_schema_is_kept_to(seen):
 
 
 def test_a_stream_is_aborted(seen):
-    assert seen["stopped"] == {"name": "AbortError", "seen": 1}
+    stopped = seen["stopped"]
+    # More parts may have come by the time that the client ends the stream.
+    assert stopped["name"] == "AbortError" and stopped["seen"] >= 1, stopped
 
 
 def test_the_model(seen):
