@@ -1,4 +1,5 @@
-// Uses a server through the ollama package: node ollama.mjs URL MODEL. Prints the results as a JSON object for the test.
+// Uses a server through the ollama package: node ollama.mjs URL MODEL. Prints the results as a JSON object for the
+// test.
 import { Ollama } from "ollama";
 
 const [host, model] = process.argv.slice(2);
