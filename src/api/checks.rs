@@ -1,6 +1,6 @@
 //! Checks of single values, and what their errors say.
 
-use pagetide_base::error::ApiError;
+use pagetide_base::error::{ApiError, Violation};
 use serde_json::{Map, Value};
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -29,7 +29,8 @@ where
         return Ok(value);
     }
     let (low, high) = (range.start(), range.end());
-    Err(ApiError::invalid(param, format!("{param} must be in [{low}, {high}], got {value}")))
+    let violation = if value < *low { Violation::BelowMinimum } else { Violation::AboveMaximum };
+    Err(ApiError::invalid(param, format!("{param} must be in [{low}, {high}], got {value}")).with_violation(violation))
 }
 
 /// A token id that the model has.
@@ -48,7 +49,7 @@ pub fn one_of(param: &str, given: Option<&str>, words: &[&str]) -> Result<(), Ap
     match given {
         Some(word) if !words.contains(&word) => {
             let message = format!("{param} must be one of {}, got {}", words.join(", "), shown(&word.into()));
-            Err(ApiError::invalid(param, message))
+            Err(ApiError::invalid(param, message).with_violation(Violation::UnknownWord))
         }
         _ => Ok(()),
     }
@@ -110,14 +111,27 @@ pub fn renamed(error: ApiError, from: &str, to: String) -> ApiError {
     ApiError { param: Some(to), message, ..error }
 }
 
-/// serde's "invalid type: string "x", expected i64" in the words of JSON.
-pub fn type_error(message: &str) -> String {
+/// The error about the value at `path` of which serde says "invalid type: string "x", expected i64".
+pub fn serde_error(path: String, message: &str) -> ApiError {
     let parts = message.split_once(": ").and_then(|(_, rest)| rest.split_once(", expected "));
-    let Some((got, expected)) = parts else { return format!("is wrong: {message}") };
-    if let (Some(number), "i64") = (got.strip_prefix("integer "), expected) {
-        return format!("must be in [{}, {}], got {}", i64::MIN, i64::MAX, shortened(number.trim_matches('`')));
+    let Some((got, expected)) = parts else {
+        let message = format!("{path} is wrong: {message}");
+        return ApiError::invalid(path, message);
+    };
+    let number = got.strip_prefix("integer ").or(got.strip_prefix("floating point ").filter(|float| is_huge(float)));
+    if let (Some(number), "i64") = (number, expected) {
+        let number = number.trim_matches('`');
+        let violation = if number.starts_with('-') { Violation::BelowMinimum } else { Violation::AboveMaximum };
+        let message = format!("{path} must be in [{}, {}], got {}", i64::MIN, i64::MAX, shortened(number));
+        return ApiError::invalid(path, message).with_violation(violation);
     }
-    format!("must be {}, got {}", json_type(expected), shortened(json_type(got)))
+    let message = format!("{path} must be {}, got {}", json_type(expected), shortened(json_type(got)));
+    ApiError::invalid(path, message)
+}
+
+/// Whether a number is an integer of more than 64 bits, which serde reads as a float.
+fn is_huge(float: &str) -> bool {
+    float.trim_matches('`').parse::<f64>().is_ok_and(|float| float.is_finite() && float.abs() >= 2f64.powi(63))
 }
 
 fn json_type(serde_name: &str) -> &str {

@@ -17,6 +17,17 @@ pub struct ApiError {
     pub retry_after_s: Option<u64>,
     /// Of a prompt that is too long, where its length is known.
     pub context: Option<Box<ContextExcess>>,
+    /// What is wrong with the value of `param`, where it is one of these.
+    pub violation: Option<Violation>,
+}
+
+/// What a value is not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Violation {
+    BelowMinimum,
+    AboveMaximum,
+    /// None of the words that its field has.
+    UnknownWord,
 }
 
 /// A prompt that does not fit.
@@ -29,7 +40,8 @@ pub struct ContextExcess {
 
 impl ApiError {
     fn new(status: u16, kind: &'static str, code: Option<&'static str>, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), kind, param: None, code, retry_after_s: None, context: None }
+        let message = message.into();
+        Self { status, message, kind, param: None, code, retry_after_s: None, context: None, violation: None }
     }
 
     /// 400: a field has a wrong type or value.
@@ -40,6 +52,11 @@ impl ApiError {
     /// 400: the body as a whole is wrong (not JSON, say).
     pub fn bad_request(message: impl Into<String>) -> Self {
         Self::new(400, "invalid_request_error", None, message)
+    }
+
+    /// The same error, with what is wrong with the value.
+    pub fn with_violation(self, violation: Violation) -> Self {
+        Self { violation: Some(violation), ..self }
     }
 
     /// 400: prompt and output do not fit the model or the memory.

@@ -2,7 +2,7 @@
 
 use super::ids::Ids;
 use super::parsed::{Objects, ParsedBody};
-use crate::checks::type_error;
+use crate::checks::serde_error;
 use pagetide_base::error::ApiError;
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
@@ -177,8 +177,7 @@ impl WrongType {
             below if below.starts_with('[') => format!("{name}{below}"),
             below => format!("{name}.{below}"),
         };
-        let message = format!("{path} {}", type_error(&self.message));
-        ApiError::invalid(path, message)
+        serde_error(path, &self.message)
     }
 }
 

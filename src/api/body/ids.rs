@@ -1,7 +1,7 @@
 //! Prompts as they are in a body: token ids straight from the bytes, four bytes each.
 
 use super::value::{Count, ValueSeed};
-use crate::checks::{shown, token_id, type_error};
+use crate::checks::{serde_error, shown, token_id};
 use pagetide_base::error::ApiError;
 use pagetide_base::ids::TokenId;
 use serde::Deserialize;
@@ -165,7 +165,7 @@ impl IdList {
         self.refuse_texts();
         if let Some(Err(error)) = self.wrong.as_ref().map(i64::deserialize) {
             let param = format!("{param}[{}]", self.ids.len());
-            return Err(ApiError::invalid(&param, format!("{param} {}", type_error(&error.to_string()))));
+            return Err(serde_error(param, &error.to_string()));
         }
         self.check_range(param, vocab_size)?;
         Ok(self.ids)

@@ -1,8 +1,9 @@
 //! Errors in vLLM's format: OpenAI's shape, where `type` is a name of Python's and `code` the status.
 
-use pagetide_base::error::ApiError;
+use pagetide_base::error::{ApiError, Violation};
 use serde::Serialize;
 use serde_json::{Value, json};
+use std::borrow::Cow;
 use utoipa::ToSchema;
 
 /// The body of an error.
@@ -13,8 +14,9 @@ pub struct VllmError<'a> {
 
 #[derive(Serialize, ToSchema)]
 struct VllmErrorObject<'a> {
-    /// The problem, with the value given and the allowed range.
-    message: &'a str,
+    /// The problem, with the value given and the allowed range. Some problems with values are named as pydantic does:
+    /// (literal_error), (greater_than_equal), (less_than_equal).
+    message: Cow<'a, str>,
     /// BadRequestError, NotFoundError, ….
     r#type: &'static str,
     /// The field at fault, as a path: `messages[0].content`.
@@ -25,9 +27,22 @@ struct VllmErrorObject<'a> {
 
 pub fn error_body(error: &ApiError, _: &str) -> Value {
     let ApiError { message, param, status, .. } = error;
+    let message = match error.violation {
+        None => Cow::Borrowed(message.as_str()),
+        Some(violation) => Cow::Owned(format!("{message} ({})", pydantics_name(violation))),
+    };
     json!(VllmError {
         error: VllmErrorObject { message, r#type: kind(*status), param: param.as_deref(), code: *status }
     })
+}
+
+/// vLLM's clients look for these names in messages, which are pydantic's there.
+fn pydantics_name(violation: Violation) -> &'static str {
+    match violation {
+        Violation::BelowMinimum => "greater_than_equal",
+        Violation::AboveMaximum => "less_than_equal",
+        Violation::UnknownWord => "literal_error",
+    }
 }
 
 /// vLLM's name for a status.
@@ -53,6 +68,8 @@ mod tests {
         let expected = json!({"message": "task is wrong", "type": "BadRequestError", "param": "task", "code": 400});
         assert_eq!(error_body(&ApiError::invalid("task", "task is wrong"), ""), json!({ "error": expected }));
         assert_eq!(error_body(&ApiError::unauthorized(), "")["error"]["type"], "AuthenticationError");
+        let unknown = ApiError::invalid("task", "task is wrong").with_violation(Violation::UnknownWord);
+        assert_eq!(error_body(&unknown, "")["error"]["message"], "task is wrong (literal_error)");
         assert_eq!(error_body(&ApiError::engine("it broke"), "")["error"]["type"], "InternalServerError");
     }
 }
