@@ -81,6 +81,8 @@ pub fn format_of(
 ) -> Option<&'static AnswerFormat> {
     let mut spoken = enabled(surfaces).filter_map(|surface| surface.format.as_ref());
     let spoken = spoken.find(|spoken| (spoken.is_spoken)(path, headers)).map(|spoken| spoken.format);
+    // vLLM has this path of Cohere's among its own.
+    let spoken = spoken.filter(|_| dialect != Dialect::Vllm || path != "/v2/embed");
     spoken.or(match dialect {
         Dialect::OpenAi => None,
         Dialect::Vllm => Some(&vllm::FORMAT),

@@ -2,7 +2,7 @@
 
 use crate::fake_engine::{BOS, CACHED_TOKENS, MODEL, TestServer, named_events_of};
 use pagetide::api::event::Event;
-use pagetide::config::ServerConfig;
+use pagetide::config::{Dialect, ServerConfig};
 use pagetide::error::ApiError;
 use pagetide::text::chat_output::{ReasoningFormat, ToolFormat};
 use pagetide::text::grammar::GrammarSpec;
@@ -247,7 +247,7 @@ async fn errors_name_the_clients_field() {
         (json!({"texts": ["a"], "output_dimension": 4}), "output_dimension must be in [1, 3]"),
         (json!({"texts": ["a"], "truncate": "MIDDLE"}), "truncate must be one of"),
         (json!({"texts": ["a"], "truncate": "NONE", "max_tokens": 3}), "max_tokens is not available"),
-        (json!({"texts": ["a"], "input_type": "poem"}), "input_type must be one of"),
+        (json!({"texts": ["a"], "input_type": "poem"}), "Unsupported input_type"),
     ] {
         let (status, message) = refused(&server, EMBED, &body).await;
         assert!(status == 400 && message.contains(named), "{body} → {message}");
@@ -257,4 +257,10 @@ async fn errors_name_the_clients_field() {
     let config = ServerConfig { api_keys: vec!["key".into()], ..ServerConfig::default() };
     assert_eq!(refused(&TestServer::configured(&config), CHAT, &chat(json!({}))).await.0, 401);
     assert_eq!(refused(&server, "/v2/classify", &json!({})).await.0, 404);
+
+    // vLLM has this path among its own, and tells its errors as all others.
+    let config = ServerConfig { dialect: Dialect::Vllm, ..ServerConfig::default() };
+    let body = json!({"texts": ["a"], "input_type": "poem"});
+    let (status, error) = TestServer::configured(&config).refused(EMBED, &body).await;
+    assert_eq!((status, &error["type"], &error["code"]), (400, &json!("BadRequestError"), &json!(400)));
 }

@@ -4,7 +4,7 @@ use crate::body::fields::IdsField;
 use crate::body::refused::{Refused, RefusedField, RefusedTable, refuse};
 use crate::body::{ParsedBody, body, body_fields};
 use crate::chat::template::words;
-use crate::checks::{in_range, object, one_of, string, wrong_type};
+use crate::checks::{in_range, object, one_of, shown, string, wrong_type};
 use crate::embedding::{embedding_of_each, normalize};
 use crate::fields::model::ModelField;
 use crate::fold::AnsweredPrompt;
@@ -15,7 +15,7 @@ use crate::prompt::Prompt;
 use crate::request::{ApiRequest, FieldNames};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use pagetide_base::error::ApiError;
+use pagetide_base::error::{ApiError, Violation};
 use pagetide_text::truncation::{Side, Truncation};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
@@ -97,7 +97,11 @@ pub fn parse(
     model_field.check(&problems, model)?;
     refused.check()?;
     problems.check()?;
-    one_of("input_type", own.input_type.as_deref(), InputType::WORDS)?;
+    if let Some(unknown) = own.input_type.as_deref().filter(|word| !InputType::WORDS.contains(word)) {
+        let message =
+            format!("Unsupported input_type {}: use one of {}", shown(&unknown.into()), InputType::WORDS.join(", "));
+        return Err(ApiError::invalid("input_type", message).with_violation(Violation::UnknownWord));
+    }
     let texts = own.texts(model)?;
     let size = i64::from(model.embedding_size);
     let dimensions = in_range("output_dimension", own.output_dimension.unwrap_or(size), 1..=size)?;
