@@ -8,7 +8,7 @@ use pagetide::config::live::is_live;
 use pagetide::config::reference::{common_file, reference_file};
 use pagetide::config::settings::{SECTIONS, SETTINGS};
 use pagetide::config::value::Value;
-use pagetide::config::{Config, Surface};
+use pagetide::config::{Config, Dialect, Surface};
 use pagetide::http::openapi;
 use pagetide::http::routes::paths_of;
 use pagetide::metrics::llama_cpp::LLAMA_CPP_METRICS;
@@ -171,7 +171,7 @@ fn the_api_page_lists_every_difference_from_vllm() {
 
 #[test]
 fn the_api_page_lists_every_endpoint_and_parameter() {
-    let document = openapi::document(paths_of(Surface::ALL), "/", |access| access);
+    let document = openapi::document(paths_of(Surface::ALL), "/", Dialect::OpenAi, |access| access);
     let mut page = String::from("\n| endpoint | what it does | key |\n|---|---|---|\n");
     let (mut parameters, mut bodies) = (Vec::new(), HashSet::new());
     for (path, item) in document["paths"].as_object().expect("paths") {

@@ -254,20 +254,22 @@ async fn fail_step(
 pub struct Descriptions {
     surfaces: Arc<[Surface]>,
     root_path: RootPath,
+    dialect: Dialect,
     /// By whether paths for clients and paths for watchers need a key.
     texts: [OnceLock<String>; 4],
 }
 
 impl Descriptions {
-    pub fn new(surfaces: Arc<[Surface]>, root_path: RootPath) -> Self {
-        Self { surfaces, root_path, texts: Default::default() }
+    pub fn new(surfaces: Arc<[Surface]>, root_path: RootPath, dialect: Dialect) -> Self {
+        Self { surfaces, root_path, dialect, texts: Default::default() }
     }
 
     fn text(&self, keys: &AllKeys) -> &str {
         let needs_key = |access: PathAccess| usize::from(keys.access(access) != PathAccess::Open);
         let text = &self.texts[2 * needs_key(PathAccess::Key) + needs_key(PathAccess::Watcher)];
         let access = |access| keys.access(access);
-        text.get_or_init(|| openapi::document(paths_of(&self.surfaces), self.root_path.url(), access).to_string())
+        let document = || openapi::document(paths_of(&self.surfaces), self.root_path.url(), self.dialect, access);
+        text.get_or_init(|| document().to_string())
     }
 }
 

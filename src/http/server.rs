@@ -187,7 +187,7 @@ pub fn serve(
     let health_checks = Data::new(HealthChecks::default());
     let sessions = Data::new(Sessions::default());
     let surfaces: Arc<[Surface]> = config.server.surfaces.as_slice().into();
-    let descriptions = Data::new(Descriptions::new(surfaces.clone(), root_path.clone()));
+    let descriptions = Data::new(Descriptions::new(surfaces.clone(), root_path.clone(), config.server.dialect));
     let app = move |is_admins: bool| {
         let root_path = root_path.clone();
         let origins: Arc<[String]> = server_config.cors_allowed_origins.as_slice().into();

@@ -132,7 +132,7 @@ fn not_served(id: &'static str, summary: &'static str) -> Operation {
 
 /// An error in llama.cpp's format.
 #[derive(ToSchema)]
-struct NativeError {
+pub struct NativeError {
     error: NativeErrorDetails,
 }
 

@@ -300,10 +300,16 @@ impl Operation {
 
     /// Errors are told as `T`, not as OpenAI does.
     pub fn errors_as<T: ToSchema>(mut self) -> Self {
-        self.error = T::name();
+        let before = std::mem::replace(&mut self.error, T::name());
+        self.schemas.retain(|(name, _)| *name != before);
         self.schemas.push((T::name().into(), T::schema()));
         T::schemas(&mut self.schemas);
         self
+    }
+
+    /// Whether errors are told as `T`.
+    pub fn tells_errors_as<T: ToSchema>(&self) -> bool {
+        self.error == T::name()
     }
 
     /// What every request to the engine can meet.

@@ -3,7 +3,7 @@ use crate::paths::Verb;
 use crate::routes::paths_of;
 use pagetide_api::body::BodyFields;
 use pagetide_api::body::refused::{RefusedField, RefusedTable};
-use pagetide_config::Surface;
+use pagetide_config::{Dialect, Surface};
 
 fn all_paths() -> impl Iterator<Item = &'static ApiPath> {
     paths_of(Surface::ALL)
@@ -11,7 +11,7 @@ fn all_paths() -> impl Iterator<Item = &'static ApiPath> {
 
 #[test]
 fn every_path_is_described_once() {
-    let document = document(all_paths(), "/", |access| access);
+    let document = document(all_paths(), "/", Dialect::OpenAi, |access| access);
     let items = document["paths"].as_object().unwrap().values().flat_map(|item| item.as_object().unwrap().values());
     let mut ids: Vec<&str> = items.map(|operation| operation["operationId"].as_str().unwrap()).collect();
     assert_eq!(ids.len(), all_paths().count());
@@ -34,19 +34,39 @@ fn references<'a>(value: &'a Value, found: &mut Vec<&'a str>) {
 
 #[test]
 fn every_schema_is_referred_to_and_every_reference_resolves() {
-    let document = document(all_paths(), "/", |access| access);
-    let mut found = Vec::new();
-    references(&document, &mut found);
-    let mut named: Vec<&str> = found.iter().map(|name| name.strip_prefix("#/components/schemas/").unwrap()).collect();
-    named.sort_unstable();
-    named.dedup();
-    let schemas: Vec<&String> = document["components"]["schemas"].as_object().unwrap().keys().collect();
-    assert_eq!(named, schemas);
+    for dialect in [Dialect::OpenAi, Dialect::Vllm, Dialect::LlamaCpp] {
+        let document = document(all_paths(), "/", dialect, |access| access);
+        let mut found = Vec::new();
+        references(&document, &mut found);
+        let name = |reference: &'_ str| reference.strip_prefix("#/components/schemas/").unwrap().to_owned();
+        let mut named: Vec<String> = found.into_iter().map(name).collect();
+        named.sort_unstable();
+        named.dedup();
+        let schemas: Vec<String> = document["components"]["schemas"].as_object().unwrap().keys().cloned().collect();
+        assert_eq!(named, schemas, "{dialect:?}");
+    }
+}
+
+#[test]
+fn errors_are_described_in_the_servers_dialect() {
+    let schema = |dialect, path: &str| {
+        let document = document(all_paths(), "/", dialect, |access| access);
+        let error = &document["paths"][path]["post"]["responses"]["400"]["content"]["application/json"]["schema"];
+        error["$ref"].as_str().unwrap().rsplit('/').next().unwrap().to_owned()
+    };
+    let [openai, chat, embed] = ["ErrorAnswer", "/v1/chat/completions", "/v2/embed"];
+    assert_eq!((schema(Dialect::OpenAi, chat), schema(Dialect::OpenAi, embed)), (openai.into(), "CohereError".into()));
+    assert_eq!((schema(Dialect::Vllm, chat), schema(Dialect::Vllm, embed)), ("VllmError".into(), "VllmError".into()));
+    assert_eq!(schema(Dialect::LlamaCpp, chat), "NativeError");
+    assert_eq!(schema(Dialect::LlamaCpp, embed), "CohereError");
+    assert_eq!(schema(Dialect::Vllm, "/v1/messages"), "MessageError");
 }
 
 #[test]
 fn every_field_says_what_it_is() {
-    for (name, schema) in document(all_paths(), "/", |access| access)["components"]["schemas"].as_object().unwrap() {
+    for (name, schema) in
+        document(all_paths(), "/", Dialect::OpenAi, |access| access)["components"]["schemas"].as_object().unwrap()
+    {
         for (field, described) in schema["properties"].as_object().into_iter().flatten() {
             let is_request = name.ends_with("Request");
             assert!(!is_request || described["description"].is_string(), "{name}.{field} has no description");
