@@ -252,13 +252,7 @@ pub fn parse(
     let mut all: Vec<TokenId> = questions.iter().flat_map(|question| &question.tokens).copied().collect();
     all.sort_unstable();
     all.dedup();
-    let params = SamplingParams {
-        max_tokens: 1,
-        temperature: 0.0,
-        logprobs: Some(all.len() as u32 + 1),
-        logprob_token_ids: all,
-        ..SamplingParams::default()
-    };
+    let params = SamplingParams::scoring(all);
     let (salt, priority) = (cache_salt(own.cache_salt)?, priority(own.priority)?);
     let each = PromptRequest::without_prompt(params).with(|each| {
         each.names = names;

@@ -161,13 +161,7 @@ pub fn parse(
         Ok(Prompt::Tokens(tokens))
     };
     let prompts = items.iter().map(whole).collect::<Result<Vec<_>, ApiError>>()?;
-    let params = SamplingParams {
-        max_tokens: 1,
-        temperature: 0.0,
-        logprobs: Some(labels.len() as u32 + 1),
-        logprob_token_ids: labels.clone(),
-        ..SamplingParams::default()
-    };
+    let params = SamplingParams::scoring(labels.clone());
     let (salt, priority) = (cache_salt(own.cache_salt)?, priority(own.priority)?);
     let each = PromptRequest::without_prompt(params).with(|each| {
         each.names = FieldNames { prompt: "items", ..FieldNames::COMPLETION };

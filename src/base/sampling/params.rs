@@ -90,6 +90,12 @@ impl Default for SamplingParams {
 }
 
 impl SamplingParams {
+    /// How likely each of these tokens comes next. One token is sampled, which nobody needs.
+    pub fn scoring(ids: Vec<TokenId>) -> Self {
+        let logprobs = Some(ids.len() as u32 + 1);
+        Self { max_tokens: 1, temperature: 0.0, logprobs, logprob_token_ids: ids, ..Self::default() }
+    }
+
     pub fn is_greedy(&self) -> bool {
         self.temperature == 0.0
     }
