@@ -14,6 +14,7 @@ use crate::prompt::{ChatPrompt, Prompt};
 use crate::request::{ApiRequest, FieldNames, PromptRequest};
 use pagetide_base::error::ApiError;
 use pagetide_base::ids::TokenId;
+use pagetide_config::Dialect;
 use pagetide_text::chat_output::thinking::ThinkingLimit;
 use pagetide_text::chat_output::{ChatFormat, ChatReading, ReasoningPlace, ReasoningStart};
 use pagetide_text::grammar::GrammarRequest;
@@ -67,7 +68,15 @@ impl Chat {
         params.max_tokens = self.max_tokens.unwrap_or(0);
         check_min_tokens(&params, &names)?;
         let mut reading = reading(&tools, &prompt, self.reasoning_place, model)?;
-        let grammar = grammar(self.grammar, &tools, &reading, model)?;
+        let mut grammar = grammar(self.grammar, &tools, &reading, model)?;
+        if let Some(grammar) = &mut grammar
+            && reading.reasoning_place == ReasoningPlace::Nowhere
+            && model.dialect() == Dialect::Vllm
+            && grammar.starts_after.take().is_some()
+        {
+            // vLLM does not let the model reason where nobody reads it.
+            reading.start = Some(ReasoningStart::Over);
+        }
         reading.has_reasoning = grammar.as_ref().is_some_and(|grammar| grammar.starts_after.is_some());
         let thinking = self.thinking_budget.zip(reading.format.reasoning).map(|((tokens, param), format)| {
             ThinkingLimit { tokens, param, format, start: reading.start, has_reasoning: reading.has_reasoning }

@@ -18,6 +18,7 @@ pub const LIVE: &[&str] = &[
     "server.verbose",
     "server.thinking",
     "server.default_seed",
+    "server.request_id_headers",
     "server.max_requests",
     "server.max_share_per_key",
     "server.retry_after_s",

@@ -24,6 +24,8 @@ pub struct ServerConfig {
     pub surfaces: Vec<Surface>,
     /// Whose answers OpenAI's paths give.
     pub dialect: Dialect,
+    /// Whether answers have `X-Request-Id`.
+    pub request_id_headers: bool,
     /// Whether `/slots` tells of the sequences that run.
     pub slots: bool,
     /// Words about the model, for clients to read.
@@ -102,6 +104,7 @@ impl Default for ServerConfig {
             accept_any_model: false,
             surfaces: Surface::ALL.to_vec(),
             dialect: Dialect::OpenAi,
+            request_id_headers: true,
             slots: true,
             model_tags: Vec::new(),
             schema_objects: SchemaObjects::Closed,

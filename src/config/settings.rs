@@ -174,10 +174,14 @@ settings! {
         "Clients should reach only the APIs that they use.";
     server.dialect: RARE, SettingKind::Choice(Dialect::NAMES), "", None,
         "Whose answers OpenAI's paths give where servers differ. vllm: errors have vLLM's types (BadRequestError) and \
-         the status as their code. llama.cpp: /completions and /embeddings without /v1 have llama.cpp's shapes, errors \
-         have its format, a chat goes on from a last message of the assistant, answers have timings, and /v1/models \
-         lists one model with its aliases.",
+         the status as their code, and structured output with include_reasoning: false begins at once. llama.cpp: \
+         /completions and /embeddings without /v1 have llama.cpp's shapes, errors have its format, a chat goes on from \
+         a last message of the assistant, answers have timings, and /v1/models lists one model with its aliases.",
         "Clients were written for vLLM's or llama.cpp's server, and read what OpenAI's API does not have.";
+    server.request_id_headers: RARE, SettingKind::Bool, "", None,
+        "Whether every answer has the header X-Request-Id: the request's own, or 32 random hexadecimal digits. Logs \
+         have the id in any case.",
+        "A proxy in front sets this header itself, or nothing may be added to the answers.";
     server.slots: RARE, SettingKind::Bool, "", None,
         "Whether llama.cpp's /slots tells of the sequences that run. If not, it answers 501.",
         "Nobody should see how many requests run, as with llama-server's --no-slots.";

@@ -26,7 +26,7 @@ use actix_web::web::{Data, QueryConfig};
 use actix_web::{App, Error, HttpMessage, HttpServer};
 use pagetide_actors::live_settings::LiveSettings;
 use pagetide_actors::runtime::RuntimeHandle;
-use pagetide_api::id::new_id;
+use pagetide_api::id::random_hex;
 use pagetide_api::live_server::LiveServer;
 use pagetide_api::openapi::PathAccess;
 use pagetide_api::sglang::session::Sessions;
@@ -359,7 +359,9 @@ async fn around(
     }
     let (path, status) = (matched_path(answer.request().match_pattern().as_deref()), answer.status().as_u16());
     let head = answer.response_mut().head_mut();
-    head.headers_mut().insert(REQUEST_ID, id.clone());
+    if handle.model().server.get().request_id_headers {
+        head.headers_mut().insert(REQUEST_ID, id.clone());
+    }
     // Some clients of llama.cpp look for its headers by their exact letters.
     head.set_camel_case_headers(dialect == Dialect::LlamaCpp);
     account.answered(path, status, head.headers_mut());
@@ -387,9 +389,7 @@ fn connection_of(request: &ServiceRequest) -> Option<Rc<Connection>> {
 fn request_id(headers: &HeaderMap) -> HeaderValue {
     let given = headers.get(REQUEST_ID);
     let usable = given.filter(|id| (1..=MAX_REQUEST_ID_BYTES).contains(&id.len()) && id.to_str().is_ok());
-    usable
-        .cloned()
-        .unwrap_or_else(|| HeaderValue::try_from(new_id("req")).expect("an id has only letters, digits and a hyphen"))
+    usable.cloned().unwrap_or_else(|| HeaderValue::try_from(random_hex()).expect("it has only hexadecimal digits"))
 }
 
 #[cfg(test)]

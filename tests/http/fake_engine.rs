@@ -430,6 +430,13 @@ impl TestServer {
         Self::start(Script::Reply(reply), &ServerConfig::default(), model)
     }
 
+    /// A model that reasons says `text`.
+    pub fn reasoning(text: &str, format: ReasoningFormat, config: &ServerConfig) -> Self {
+        let chat_format = ChatFormat { tools: None, reasoning: Some(format) };
+        let reply = text.bytes().map(TokenId::from).collect();
+        Self::start(Script::Reply(reply), config, ModelInfo { chat_format, ..model_info() })
+    }
+
     /// Its engine has no recorder.
     pub fn start_recording_nothing(config: &ServerConfig) -> Self {
         let model = ModelInfo { served_name: "not recorded".into(), ..model_info() };

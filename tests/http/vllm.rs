@@ -604,3 +604,25 @@ async fn errors_have_vllms_types_in_its_dialect() {
     let (_, error) = server.refused("/completion", &json!({"prompt": 5.5})).await;
     assert_eq!(error["type"], "invalid_request_error");
 }
+
+#[actix_web::test]
+async fn structured_output_begins_at_once_where_vllm_hides_the_reasoning() {
+    let body = |include_reasoning: bool| {
+        json!({"messages": [{"role": "user", "content": "a"}], "include_reasoning": include_reasoning,
+               "response_format": {"type": "json_object"}})
+    };
+    for (dialect, include_reasoning, starts_after, content) in [
+        (Dialect::Vllm, false, None, Some("{}")),
+        (Dialect::Vllm, true, Some("</think>"), None),
+        (Dialect::OpenAi, false, Some("</think>"), Some("")),
+    ] {
+        let config = ServerConfig { dialect, ..ServerConfig::default() };
+        let server = TestServer::reasoning("{}", ReasoningFormat::DeepseekR1, &config);
+        let answer = server.ok("/v1/chat/completions", &body(include_reasoning)).await;
+        let grammar = server.last_submit().grammar.unwrap();
+        assert_eq!(grammar.starts_after.as_deref(), starts_after);
+        assert_eq!(answer["choices"][0]["message"]["content"].as_str(), content, "{answer}");
+        let rendered = server.ok("/v1/chat/completions/render", &body(include_reasoning)).await;
+        assert_eq!(rendered["reasoning_ended"], starts_after.is_none(), "{rendered}");
+    }
+}
