@@ -324,6 +324,7 @@ impl IntakeShared {
         if given.texts.is_empty() {
             return Ok(given.clone());
         }
+        self.model.tokenizer.check_present("dry_sequence_breakers", "DRY with texts as breakers")?;
         let is_same = |known: &Arc<KnownBreakers>| known.texts == given.texts;
         let place = self.breakers.borrow().iter().position(is_same);
         let known = place.and_then(|place| self.breakers.borrow_mut().remove(place));
@@ -354,6 +355,7 @@ impl IntakeShared {
         prompt: &[TokenId],
         params: &SamplingParams,
     ) -> Result<Arc<dyn ConstraintSource>, ApiError> {
+        self.model.tokenizer.check_present(&grammar.param, "structured output")?;
         let other =
             [("allowed_token_ids", params.allowed_tokens.is_some()), ("use_beam_search", params.beam.is_some())];
         if let Some((name, _)) = other.into_iter().find(|(_, is_given)| *is_given) {

@@ -21,6 +21,9 @@ pub(super) struct Text {
 impl Text {
     /// `vocab_size`: the model's, which its tokenizer is to fit.
     pub fn load(config: &Config, files: &ModelFiles, vocab_size: usize) -> Result<Self, StartError> {
+        if config.model.skip_tokenizer_init {
+            return Self::absent(files);
+        }
         let (tokenizer, chat_template) = load_text(&text_files(config, files)?)?;
         if config.model.load_format == LoadFormat::Auto {
             check_vocabulary(tokenizer.vocab_size(), vocab_size)?;
@@ -29,6 +32,17 @@ impl Text {
         let chat_format = ChatFormat::choose(tool_parser, reasoning_parser, chat_template.as_ref());
         let (default_sampling, pooling) = (load_sampling_defaults(files)?, load_pooling(files)?);
         Ok(Self { tokenizer, chat_template, chat_format, default_sampling, pooling })
+    }
+
+    /// Of a server without a tokenizer.
+    fn absent(files: &ModelFiles) -> Result<Self, StartError> {
+        Ok(Self {
+            tokenizer: Tokenizer::absent(),
+            chat_template: None,
+            chat_format: ChatFormat::default(),
+            default_sampling: load_sampling_defaults(files)?,
+            pooling: load_pooling(files)?,
+        })
     }
 }
 

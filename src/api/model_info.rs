@@ -78,6 +78,9 @@ impl ModelInfo {
         budget: &Budget,
     ) -> Result<Vec<TokenId>, ApiError> {
         let param = names.prompt;
+        if !matches!(prompt, Prompt::Tokens(_)) {
+            self.tokenizer.check_present(param, "a prompt of text")?;
+        }
         let check_length = |num_bytes: usize| match num_bytes > max_bytes {
             true => Err(ApiError::prompt_too_long(param, num_bytes, max_bytes)),
             false => Ok(()),

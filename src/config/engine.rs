@@ -15,6 +15,8 @@ pub struct ModelConfig {
     /// `None`: the model's own limit.
     pub max_model_len: Option<u32>,
     pub load_format: LoadFormat,
+    /// Whether the model's tokenizer is not loaded.
+    pub skip_tokenizer_init: bool,
     pub tool_call_parser: ToolCallParser,
     pub reasoning_parser: ReasoningParser,
 }
@@ -27,6 +29,7 @@ impl Default for ModelConfig {
             dtype: DtypeChoice::Auto,
             max_model_len: None,
             load_format: LoadFormat::Auto,
+            skip_tokenizer_init: false,
             tool_call_parser: ToolCallParser::Auto,
             reasoning_parser: ReasoningParser::Auto,
         }

@@ -392,6 +392,11 @@ settings! {
          the shape in config.json, and uses the demo model's tokenizer if there is none. null computes nothing and \
          answers with random tokens until max_tokens.",
         "Set dummy to measure a model's shape without its weights; set null to measure everything but the model.";
+    model.skip_tokenizer_init: RARE, SettingKind::Bool, "", None,
+        "Whether the server runs without a tokenizer: prompts are token ids, and answers have token ids and no text. \
+         Requests with text, stop strings or structured output are refused.",
+        "Another process tokenizes, as with vLLM's --skip-tokenizer-init and --tokens-only, or the model has no \
+         tokenizer.";
     model.tool_call_parser: RARE, SettingKind::Choice(ToolCallParser::NAMES), "",
         Some(("tool-call-parser", "auto|none|hermes|llama3_json|mistral")),
         "Format in which the model writes tool calls: hermes (Hermes, Qwen), llama3_json or mistral. auto \

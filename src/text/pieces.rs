@@ -175,6 +175,7 @@ fn flatten<'a>(decoder: &'a DecoderWrapper, value: &'a Value, chain: &mut Vec<(&
 }
 
 /// The pieces of all tokens in one arena.
+#[derive(Default)]
 pub struct Pieces {
     arena: Vec<u8>,
     /// The end of each piece in the arena.

@@ -11,6 +11,7 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 use tokenizers::models::ModelWrapper;
+use tokenizers::models::bpe::BPE;
 use tokenizers::{AddedToken, Tokenizer as Vocabulary};
 
 /// A special token.
@@ -45,6 +46,8 @@ pub struct Tokenizer {
     class: String,
     /// Whether spaces in decoded text are cleaned up ("do n't ." → "don't."). Never for BPE.
     cleans_up: bool,
+    /// See [`Tokenizer::absent`].
+    is_absent: bool,
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -80,7 +83,34 @@ impl Tokenizer {
         let cleans_up = !is_bpe && config.get("clean_up_tokenization_spaces").and_then(Value::as_bool) == Some(true);
         let pieces = Pieces::new(&vocabulary)?;
         let class = config.get("tokenizer_class").and_then(Value::as_str).unwrap_or(DEFAULT_CLASS).to_owned();
-        Ok(Self { vocabulary, plain: OnceLock::new(), pieces, special, class, cleans_up })
+        Ok(Self { vocabulary, plain: OnceLock::new(), pieces, special, class, cleans_up, is_absent: false })
+    }
+
+    /// What stands in for a tokenizer where a server is given token ids and answers with token ids. It encodes nothing,
+    /// and the text of every token is empty.
+    pub fn absent() -> Self {
+        Self {
+            vocabulary: Vocabulary::new(BPE::default()),
+            plain: OnceLock::new(),
+            pieces: Pieces::default(),
+            special: SpecialTokens::default(),
+            class: DEFAULT_CLASS.to_owned(),
+            cleans_up: false,
+            is_absent: true,
+        }
+    }
+
+    pub fn is_absent(&self) -> bool {
+        self.is_absent
+    }
+
+    /// Refuses what `param` asks for, where there is no tokenizer. `what`: what needs one.
+    pub fn check_present(&self, param: &str, what: &str) -> Result<(), ApiError> {
+        if self.is_absent { Err(ApiError::invalid(param, absence(what))) } else { Ok(()) }
+    }
+
+    fn check_encodes(&self) -> Result<(), ApiError> {
+        if self.is_absent { Err(ApiError::bad_request(absence("text"))) } else { Ok(()) }
     }
 
     /// The class that transformers reads the files with.
@@ -92,18 +122,21 @@ impl Tokenizer {
     /// around a text, usually the one that begins it. As in transformers 5, `add_bos_token` and `add_eos_token` have no
     /// effect. Special tokens that are written in `text` are always recognised.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, ApiError> {
+        self.check_encodes()?;
         encode(&self.vocabulary, text, add_special_tokens)
     }
 
     /// Where each token of [`Tokenizer::encode`] begins and ends in `text`, in characters. Tokens that stand for
     /// nothing in it begin and end at 0.
     pub fn offsets(&self, text: &str, add_special_tokens: bool) -> Result<Vec<(usize, usize)>, ApiError> {
+        self.check_encodes()?;
         let encode = || self.vocabulary.encode_char_offsets(text, add_special_tokens);
         encoding(encode).map(|encoding| encoding.get_offsets().to_vec())
     }
 
     /// The same as [`Tokenizer::encode`], but a special token that is written in `text` is text like any other.
     pub fn encode_plain(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, ApiError> {
+        self.check_encodes()?;
         let plain = self.plain.get_or_init(|| {
             let mut plain = Box::new(self.vocabulary.clone());
             plain.set_encode_special_tokens(true);
@@ -187,6 +220,10 @@ impl Tokenizer {
     pub(super) fn first_piece(&self, id: TokenId) -> Option<String> {
         self.vocabulary.id_to_token(id).map(|name| self.pieces.first_text(&name))
     }
+}
+
+fn absence(what: &str) -> String {
+    format!("{what} requires a tokenizer, and this server has none (model.skip_tokenizer_init): give token ids")
 }
 
 fn encode(vocabulary: &Vocabulary, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, ApiError> {

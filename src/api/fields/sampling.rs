@@ -333,19 +333,27 @@ impl SamplingFields {
         names: &FieldNames,
         model: &ModelInfo,
     ) -> Result<AnswerOptions, ApiError> {
+        let (stop, stop_regexes) = (self.stop_strings(names.stop)?, self.stop_regexes()?);
+        if !stop.is_empty() {
+            model.tokenizer.check_present(names.stop, "finding stop strings")?;
+        }
+        if !stop_regexes.is_empty() {
+            model.tokenizer.check_present("stop_regex", "finding a match in the text")?;
+        }
+        let as_ids = self.return_tokens_as_token_ids.unwrap_or(model.server.get().return_tokens_as_token_ids);
         Ok(AnswerOptions {
             text: OutputOptions {
                 kept_tokens: Arc::default(),
                 skip_special_tokens: self.skip_special_tokens.unwrap_or(true),
                 join_added_tokens: self.spaces_between_special_tokens == Some(false),
-                stop: self.stop_strings(names.stop)?,
-                stop_regexes: self.stop_regexes()?,
+                stop,
+                stop_regexes,
                 include_stop_str_in_output: self.include_stop_str_in_output,
                 min_tokens: params.min_tokens as usize,
             },
             prompt_logprobs: params.prompt_logprobs,
             return_token_ids: self.return_token_ids,
-            tokens_as_ids: self.return_tokens_as_token_ids.unwrap_or(model.server.get().return_tokens_as_token_ids),
+            tokens_as_ids: as_ids || model.tokenizer.is_absent(),
             ..AnswerOptions::default()
         })
     }

@@ -318,6 +318,7 @@ pub fn detokenize(
     }
     let tokens: Vec<TokenId> = list.tokens("tokens", model.vocab_size)?;
     budget.look().map_err(|why| why.in_param("tokens"))?;
+    model.tokenizer.check_present("tokens", "the text of tokens")?;
     let prompt = model.tokenizer.decode(&tokens, skip_special_tokens)?;
     let content = body.model.model.is_none().then(|| prompt.clone());
     Ok((Detokenized { content, prompt }, tokens.len()))

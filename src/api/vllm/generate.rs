@@ -161,6 +161,9 @@ pub fn parse(
     let TokenIdsBody { own, memory, request_id, .. } = body;
     one_of("output_mode", own.output_mode.as_deref(), &["tokens", "text"])?;
     let with_text = own.output_mode.as_deref() == Some("text");
+    if with_text {
+        model.tokenizer.check_present("output_mode", "output_mode: \"text\"")?;
+    }
     let prompt = match own.token_ids {
         IdsField { ids: Some(Ids::One(list)), .. } if !list.is_empty() => list.prompt(PROMPT, model.vocab_size)?,
         IdsField { ids: None, other: None } => return Err(ApiError::invalid(PROMPT, "token_ids is required")),
