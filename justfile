@@ -45,6 +45,10 @@ kernels:
 soak:
     .ci/run soak
 
+# Runs the tests of vLLM, llama.cpp and SGLang that have to pass.
+peers:
+    .ci/run peers
+
 # Runs the tests with real clients, a browser and Prometheus.
 clients:
     .ci/run clients
