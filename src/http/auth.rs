@@ -39,7 +39,7 @@ impl AllKeys {
     /// Whom a path answers while these are the keys.
     pub fn access(&self, access: PathAccess) -> PathAccess {
         match access {
-            PathAccess::Key if self.clients.is_empty() => PathAccess::Open,
+            PathAccess::Key | PathAccess::KeyOrAdmin if self.clients.is_empty() => PathAccess::Open,
             PathAccess::Watcher if self.operators.is_open_to_watchers() => PathAccess::Open,
             other => other,
         }

@@ -43,5 +43,5 @@ pub fn describe_events() -> Operation {
         )
         .query_parameter("rate", "Frames a second at most; console.max_rate_hz is a bound on it, and the default.", rate)
         .fails(&[400, 403, 404, 429, 500, 503])
-        .answers_text("text/event-stream", "The events.")
+        .answers_events("The events.")
 }

@@ -271,6 +271,11 @@ impl Operation {
         self
     }
 
+    /// Answered with server-sent events that have no schema here.
+    pub fn answers_events(self, about: &'static str) -> Self {
+        Self { answer_about: about, ..self }.streams_json()
+    }
+
     /// Answered with JSON that has no schema here.
     pub fn answers_json(mut self, about: &'static str) -> Self {
         self.answer.insert("application/json".into(), json!({"schema": {"type": "object"}}));
