@@ -31,6 +31,9 @@ FLAGS: dict[str, tuple[str, object]] = {
     "--max-logprobs": ("server.max_logprobs", lambda most: max(int(most), 0)),
     "--root-path": ("server.root_path", str),
     "--uds": ("server.unix_socket", str),
+    "--enable-request-id-headers": ("server.request_id_headers", True),
+    "--skip-tokenizer-init": ("model.skip_tokenizer_init", True),
+    "--tokens-only": ("model.skip_tokenizer_init", True),
 }
 TOOL_PARSERS = {"hermes", "llama3_json", "mistral"}
 REASONING_PARSERS = {"deepseek_r1", "qwen3", "mistral"}
@@ -76,6 +79,14 @@ class RemoteVLLMServer:
             "model.reasoning_parser": parser if parser in REASONING_PARSERS | {"none"} else "qwen3",
             "cache.num_device_blocks": 4096,
             "metrics.vllm_names": True,
+            # vLLM has these APIs, and no limit to the size of a body.
+            "server.surfaces": ["openai", "anthropic", "vllm", "cohere"],
+            "server.dialect": "vllm",
+            "server.request_id_headers": False,
+            "console.enabled": False,
+            "server.max_body_bytes": 128 << 20,
+            "limits.max_body_values": 16 << 20,
+            "limits.max_parsing_bytes": 256 << 20,
         }
         tool_parser = flags.get("--tool-call-parser", [self.DEFAULT_TOOL_PARSER])[0]
         options["model.tool_call_parser"] = tool_parser if tool_parser in TOOL_PARSERS | {"none"} else "hermes"
