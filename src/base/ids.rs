@@ -51,6 +51,13 @@ impl BlockId {
     }
 }
 
+/// Where the content of a KV block lies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum KvPlace {
+    Device(BlockId),
+    Swap(BlockId),
+}
+
 /// A map keyed by an id, or by another number that no client can choose. Its hash does not protect against keys that
 /// are chosen to collide.
 pub type IdMap<K, V> = HashMap<K, V, BuildHasherDefault<IdHasher>>;

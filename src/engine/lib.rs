@@ -9,6 +9,7 @@ pub mod bill;
 mod block_hash;
 pub mod block_pool;
 pub mod expected;
+pub mod kept_prefix;
 pub mod lengths;
 pub mod plan;
 pub mod prefix_cache;

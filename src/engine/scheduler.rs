@@ -62,12 +62,13 @@ mod wait_reason;
 mod waiting;
 
 use crate::allocation::Demand;
-use crate::prefix_cache::BlockHasher;
+use crate::prefix_cache::{BlockHash, BlockHasher};
 pub use crate::request::EngineRequest;
 pub use config::{AdmissionPolicy, PreemptionMode, SchedulerConfig, SchedulingPolicy};
 use contracts::Contracts;
 use estimates::Estimates;
 use ledger::Ledger;
+use pagetide_base::ids::TokenId;
 use planning::Planning;
 pub use planning::{NextStep, PlannedStep};
 use plans::PlanInFlight;
@@ -141,5 +142,16 @@ impl Scheduler {
             planning: Planning::default(),
             config,
         }
+    }
+
+    /// The hashes of the full blocks of `tokens`, in requests with this salt.
+    pub fn names_of(&self, salt: &str, tokens: &[TokenId]) -> Vec<BlockHash> {
+        let hasher = &self.seqs.hasher;
+        let mut parent = hasher.root(salt.as_bytes());
+        let next = |tokens| {
+            parent = hasher.block(parent, tokens);
+            parent
+        };
+        tokens.chunks_exact(self.config.block_size).map(next).collect()
     }
 }

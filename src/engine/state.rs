@@ -2,9 +2,10 @@
 
 use crate::allocation::{Demand, find, resize_swap, serve, serve_swap};
 use crate::block_pool::{BlockPool, PoolStats};
-use crate::prefix_cache::EvictionPolicy;
+use crate::kept_prefix;
+use crate::prefix_cache::{BlockHash, EvictionPolicy};
 use crate::scheduler::{NextStep, PlannedStep, Scheduler, SchedulerConfig, Tuning};
-use pagetide_base::ids::RequestId;
+use pagetide_base::ids::{BlockId, RequestId};
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -61,6 +62,18 @@ impl EngineState {
         debug_assert!(!self.scheduler.has_work(), "sequences count on cached blocks");
         self.device.drop_cached();
         self.swap.drop_cached();
+    }
+
+    /// Puts a part of a prefix into the device pool's cache, between two steps. Returns the blocks whose content has to
+    /// be written: see [`kept_prefix::put_back`].
+    pub fn put_back(&mut self, names: &[BlockHash]) -> Vec<(usize, BlockId)> {
+        kept_prefix::put_back(&mut self.device, names)
+    }
+
+    /// Forgets the blocks of a prefix that no table holds, in both pools, between two steps.
+    pub fn erase(&mut self, names: &[BlockHash]) {
+        kept_prefix::erase(&mut self.device, names);
+        kept_prefix::erase(&mut self.swap, names);
     }
 
     /// The executor has lost all KV: see [`Scheduler::fail_running`]. Returns the requests that fail with it.

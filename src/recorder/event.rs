@@ -41,6 +41,10 @@ pub enum RecordedEvent {
     Tune(Tuning),
     /// Both pools dropped what they had cached.
     DropCached,
+    /// A part of a prefix came from a file into the device pool's cache.
+    PutBack(Vec<BlockHash>),
+    /// Both pools forgot what they had of a prefix and no table held.
+    Erased(Vec<BlockHash>),
 }
 
 /// A prompt, or only its length.

@@ -155,6 +155,7 @@ fn redact(
         RecordedEvent::Commit(committed) => {
             committed.names = named.into_iter().map(|(seq, hashes)| (seq, rename(hashes))).collect();
         }
+        RecordedEvent::PutBack(of) | RecordedEvent::Erased(of) => *of = rename(std::mem::take(of)),
         _ => {}
     }
     (redacted, applied)
@@ -170,6 +171,7 @@ fn without_names(mut event: RecordedEvent, keep_tokens: bool) -> RecordedEvent {
             }
         }
         RecordedEvent::Commit(committed) if !keep_tokens => committed.redact(|_| None, |_| None),
+        RecordedEvent::PutBack(names) | RecordedEvent::Erased(names) => names.clear(),
         _ => {}
     }
     event

@@ -56,6 +56,8 @@ impl Replayer {
                 self.state.tune(tuning);
             }
             RecordedEvent::DropCached => self.state.drop_cached(),
+            RecordedEvent::PutBack(names) => drop(self.state.put_back(names)),
+            RecordedEvent::Erased(names) => self.state.erase(names),
             RecordedEvent::Failed(recorded) => {
                 let failed = self.state.fail_running();
                 if failed != *recorded {

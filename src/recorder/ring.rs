@@ -6,7 +6,7 @@ use super::keyframe::Keyframe;
 use pagetide_base::ids::{RequestId, SeqId};
 use pagetide_base::rules::NextToken;
 use pagetide_engine::plan::{CopyReport, StepOutput};
-use pagetide_engine::prefix_cache::EvictionPolicy;
+use pagetide_engine::prefix_cache::{BlockHash, EvictionPolicy};
 use pagetide_engine::scheduler::{CommitReport, EngineRequest, PlannedStep, SchedulerConfig, Tuning};
 use pagetide_engine::state::EngineState;
 use postcard::ser_flavors::Flavor;
@@ -203,6 +203,16 @@ impl Recorder {
 
     pub fn drop_cached(&mut self) {
         self.push(RecordedEvent::DropCached);
+    }
+
+    /// A part of a prefix came from a file into the device pool's cache.
+    pub fn put_back(&mut self, names: &[BlockHash]) {
+        self.push(RecordedEvent::PutBack(names.to_vec()));
+    }
+
+    /// Both pools forgot what they had of a prefix and no table held.
+    pub fn erase(&mut self, names: &[BlockHash]) {
+        self.push(RecordedEvent::Erased(names.to_vec()));
     }
 
     /// Whether it is time for the next keyframe.

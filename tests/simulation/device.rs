@@ -117,6 +117,14 @@ impl Device {
         }
     }
 
+    /// Replaces the contents of blocks, behind the copies that use them.
+    pub fn write(&mut self, blocks: Vec<(BlockId, Vec<u64>)>) {
+        for (block, content) in blocks {
+            self.copy_up_to(|copying| copying.device == block);
+            self.blocks[block.index()] = content;
+        }
+    }
+
     fn take_report(&mut self) -> CopyReport {
         self.report.queued_blocks = self.copying.len();
         std::mem::take(&mut self.report)

@@ -38,7 +38,7 @@ fn check_random_loads(overlap: bool) {
     let (mut total, mut hit_tokens, mut finished, mut failures) = (PlanStats::default(), 0, 0, [0; 2]);
     let (mut pending, mut fed_after_end) = (0, 0);
     let (mut lost_copies, mut hit_swapped, mut urgent) = (0, 0, 0);
-    let (mut tuned, mut shrunk, mut drained, mut discarded) = (0, 0, 0, 0);
+    let (mut tuned, mut shrunk, mut drained, mut discarded, mut put_back) = (0, 0, 0, 0, 0);
     let (mut ruled, mut failed, mut searched, mut embedded, mut limited) = (0, 0, 0, 0, 0);
     let mut tails = Tails::default();
     for seed in seeds {
@@ -62,6 +62,7 @@ fn check_random_loads(overlap: bool) {
         shrunk += world.shrunk;
         drained += world.drained;
         discarded += world.discarded;
+        put_back += world.put_back;
         tails += world.tails;
         (failures[0], failures[1]) = (failures[0] + world.failures[0], failures[1] + world.failures[1]);
     }
@@ -71,7 +72,7 @@ fn check_random_loads(overlap: bool) {
          {failed} rules failed, {searched} results of searches, {embedded} embeddings, {limited} steps kept short, \
          {lost_copies} copies failed, {hit_swapped} tokens from the second level, {urgent} urgent, \
          {tuned} changes of settings ({shrunk} after which {drained} swap blocks drained; \
-         {discarded} left the pool), {total:?}, {tails:?}"
+         {discarded} left the pool), {put_back} blocks put back, {total:?}, {tails:?}"
     );
     if setting("PAGETIDE_SIM_SEED").is_none() {
         // The simulation is useful only if it reaches every case.
@@ -80,6 +81,7 @@ fn check_random_loads(overlap: bool) {
         assert!(tails.foreseen > 500 && tails.over > 100 && tails.no_room > 10, "{tails:?}");
         assert!(lost_copies > 100 && hit_swapped > 1000 && urgent > 100);
         assert!(tuned > 500 && shrunk > 100 && drained > 500 && discarded > 2 * drained);
+        assert!(put_back > 1000, "{put_back} blocks put back");
         assert!(limited > 1000 && ruled > 1000 && failed > 50 && searched > 1000 && embedded > 1000);
         assert_eq!(failures[1] > 10, overlap);
         assert_eq!(pending > 1000, overlap);

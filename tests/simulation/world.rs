@@ -73,6 +73,10 @@ pub struct World {
     discards: VecDeque<Vec<BlockId>>,
     /// How many of them there have been.
     pub discarded: usize,
+    /// Contents of device blocks that came back from a file, for each plan in flight: those that came after it.
+    writes: VecDeque<Vec<(BlockId, Vec<u64>)>>,
+    /// How many of them there have been.
+    pub put_back: usize,
     pub open: HashMap<RequestId, Heard>,
     pub next_request: u64,
     pub prefixes: Vec<Vec<TokenId>>,
@@ -135,6 +139,8 @@ impl World {
             in_flight: VecDeque::new(),
             discards: VecDeque::new(),
             discarded: 0,
+            writes: VecDeque::new(),
+            put_back: 0,
             open: HashMap::new(),
             next_request: 0,
             prefixes,
@@ -389,6 +395,7 @@ impl World {
             self.num_steps += 1;
             self.in_flight.push_back(plan);
             self.discards.push_back(Vec::new());
+            self.writes.push_back(Vec::new());
         }
         assert_eq!(self.in_flight.len(), self.engine.scheduler.num_in_flight());
         !(is_ahead && is_empty)
@@ -437,6 +444,37 @@ impl World {
         }
     }
 
+    /// Puts a part of a known prefix into the cache, as from a file, or erases it.
+    fn keep_prefix(&mut self) {
+        if !self.config.prefix_caching {
+            return;
+        }
+        let prefix = &self.prefixes[self.random.below(3) as usize];
+        let names = self.engine.scheduler.names_of("", prefix);
+        let first = self.random.below(names.len() as u64 + 1) as usize;
+        let names = &names[first..first + self.random.below((names.len() - first) as u64 + 1) as usize];
+        let available = self.engine.device.available();
+        if self.random.one_in(3) {
+            self.engine.erase(names);
+            self.record(|recorder| recorder.erase(names));
+        } else {
+            let content = context(prefix, &[]);
+            let of =
+                |place: usize| content[(first + place) * self.config.block_size..][..self.config.block_size].to_vec();
+            let written = self.engine.put_back(names);
+            let written: Vec<_> = written.into_iter().map(|(place, block)| (block, of(place))).collect();
+            self.put_back += written.len();
+            // The device writes them behind the plans that were made before.
+            match self.writes.back_mut() {
+                Some(writes) => writes.extend(written),
+                None => self.device.write(written),
+            }
+            self.record(|recorder| recorder.put_back(names));
+        }
+        // The scheduler is not told.
+        assert_eq!(self.engine.device.available(), available);
+    }
+
     pub fn check_plan(&mut self, plan: &StepPlan, forecast: &Forecast) {
         let num_decodes = plan.batch.iter().filter(|seq| seq.tokens.len() == 1).count();
         let num_prompt_tokens = plan.num_tokens() - num_decodes;
@@ -482,6 +520,7 @@ impl World {
         let plan = self.in_flight.pop_front().expect("a plan is in flight");
         let mut output = self.device.execute(&plan);
         self.device.discard(&self.discards.pop_front().expect("there is an entry for each plan"));
+        self.device.write(self.writes.pop_front().expect("there is an entry for each plan"));
         output.timing.forward_s = self.seconds(&plan);
         if !self.is_calm && self.random.one_in(10) {
             self.cancel(); // while the step runs
@@ -512,6 +551,7 @@ impl World {
         self.device.failing = failing;
         self.in_flight.clear();
         self.discards.clear();
+        self.writes.clear();
     }
 
     pub fn hear(&mut self, output: StepOutput) {
@@ -604,6 +644,7 @@ impl World {
                 0 if self.random.one_in(10) => self.tune(),
                 0..3 if self.open.len() < 30 => self.arrive(),
                 3 if self.random.one_in(4) => self.cancel(),
+                3 if self.random.one_in(4) => self.keep_prefix(),
                 _ => self.step(),
             }
             self.operations += 1;
