@@ -43,7 +43,7 @@ use hidden::HiddenRows;
 use kv_pools::CudaKvPools;
 pub use options::CudaOptions;
 use pagetide_base::error::StartError;
-use pagetide_base::ids::BlockId;
+use pagetide_base::ids::{BlockId, KvPlace};
 use rows::{BatchRows, RowKernels};
 use sampling::SamplingKernels;
 use std::cell::RefCell;
@@ -497,6 +497,14 @@ impl Backend for CudaBackend {
 
     fn swap_in(&mut self, pairs: &[(BlockId, BlockId)]) -> bool {
         has_started(self.kv().swap_in(pairs))
+    }
+
+    fn read_blocks(&mut self, places: &[KvPlace], into: &mut [u8]) {
+        must(self.kv().read(places, into));
+    }
+
+    fn write_blocks(&mut self, blocks: &[BlockId], from: &[u8]) {
+        must(self.kv().write(blocks, from));
     }
 
     fn finished_copies(&mut self) -> Vec<FinishedCopy> {

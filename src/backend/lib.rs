@@ -22,7 +22,7 @@ pub(crate) use tensors::elements;
 pub use tensors::{DType, HostTensor, TensorRole, matrix_shape};
 
 use pagetide_base::error::StartError;
-use pagetide_base::ids::BlockId;
+use pagetide_base::ids::{BlockId, KvPlace};
 use profile::StepPhase;
 use std::ops::Range;
 
@@ -246,6 +246,12 @@ pub trait Backend {
     /// backend may return their memory to the system until they are written again. A backend with pinned memory keeps
     /// it.
     fn discard_swap_blocks(&mut self, _: &[BlockId]) {}
+    /// Copies the contents of blocks into `into`, one behind the other, as the operations and copies that were started
+    /// before leave them. Waits for these.
+    fn read_blocks(&mut self, places: &[KvPlace], into: &mut [u8]);
+    /// Replaces the contents of blocks of the device pool by those of `from`, one behind the other. Waits for all
+    /// operations and copies that were started before.
+    fn write_blocks(&mut self, blocks: &[BlockId], from: &[u8]);
     /// The calls of [`Backend::swap_out`] and [`Backend::swap_in`] that have ended since the last call of this. Those
     /// of one direction are in order.
     fn finished_copies(&mut self) -> Vec<FinishedCopy>;

@@ -19,7 +19,7 @@ use super::{
     HostTensor, KvLayout, LogitsRequest, LogitsResult, Norm, Rope, TensorRole,
 };
 use pagetide_base::error::StartError;
-use pagetide_base::ids::BlockId;
+use pagetide_base::ids::{BlockId, KvPlace};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -369,6 +369,12 @@ impl<B: Countable> Backend for Profiled<B> {
     }
     fn discard_swap_blocks(&mut self, blocks: &[BlockId]) {
         self.inner.discard_swap_blocks(blocks);
+    }
+    fn read_blocks(&mut self, places: &[KvPlace], into: &mut [u8]) {
+        self.inner.read_blocks(places, into);
+    }
+    fn write_blocks(&mut self, blocks: &[BlockId], from: &[u8]) {
+        self.inner.write_blocks(blocks, from);
     }
     fn finished_copies(&mut self) -> Vec<FinishedCopy> {
         self.inner.finished_copies()

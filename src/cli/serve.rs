@@ -311,6 +311,7 @@ mod tests {
         let loaded = LoadedModel {
             device: "cpu (avx512, 4 threads)".into(),
             is_gpu: false,
+            arithmetic: "avx512".into(),
             family: Family::Llama,
             dtype: DType::BF16,
             max_model_len: 8192,

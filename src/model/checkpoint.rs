@@ -27,6 +27,9 @@ struct TensorEntry {
 /// a few hundred.
 const MAX_SHARDS: usize = 10_000;
 
+/// Bytes of each end of a tensor that [`Checkpoint::hash_ends`] reads.
+const HASHED_BYTES: usize = 256;
+
 impl Checkpoint {
     fn open_single(files: &ModelFiles, name: &str, bytes: FileBytes) -> Result<Self, StartError> {
         let mut checkpoint = Self { files: Vec::new(), tensors: HashMap::new() };
@@ -129,6 +132,20 @@ impl Checkpoint {
         })?;
         let (cols, rows) = shape.split_last().map_or((1, 1), |(cols, rest)| (*cols, rest.iter().product()));
         Ok(HostTensor { dtype, rows, cols, bytes: &bytes[entry.range.clone()] })
+    }
+
+    /// Adds to `hasher` what tells this checkpoint from others: the name, the type and the shape of each tensor, and the
+    /// bytes at its ends. Training changes nearly every number, and reading all of them would take as long as loading.
+    pub(crate) fn hash_ends(&self, hasher: &mut blake3::Hasher) {
+        let mut names: Vec<&String> = self.tensors.keys().collect();
+        names.sort_unstable();
+        for name in names {
+            let TensorEntry { file, dtype, shape, range } = &self.tensors[name];
+            let bytes = &self.files[*file].1[range.clone()];
+            hasher.update(format!("{name} {dtype:?} {shape:?}\n").as_bytes());
+            hasher.update(&bytes[..bytes.len().min(HASHED_BYTES)]);
+            hasher.update(&bytes[bytes.len().saturating_sub(HASHED_BYTES)..]);
+        }
     }
 
     /// Releases the memory of a tensor that has been read. Reading it again works, from the disk.

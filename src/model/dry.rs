@@ -6,7 +6,7 @@ use pagetide_backend::{
     LogitsRequest, LogitsResult, Norm, Rope, TensorRole, matrix_shape,
 };
 use pagetide_base::error::StartError;
-use pagetide_base::ids::BlockId;
+use pagetide_base::ids::{BlockId, KvPlace};
 use std::cell::Cell;
 use std::ops::Range;
 
@@ -202,6 +202,14 @@ impl Backend for DryBackend {
     }
 
     fn swap_in(&mut self, _: &[(BlockId, BlockId)]) -> bool {
+        unreachable!("{COMPUTES_NOTHING}")
+    }
+
+    fn read_blocks(&mut self, _: &[KvPlace], _: &mut [u8]) {
+        unreachable!("{COMPUTES_NOTHING}")
+    }
+
+    fn write_blocks(&mut self, _: &[BlockId], _: &[u8]) {
         unreachable!("{COMPUTES_NOTHING}")
     }
 

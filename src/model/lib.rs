@@ -7,6 +7,7 @@ pub mod dry;
 pub mod families;
 pub mod files;
 pub mod hub;
+pub mod kv_identity;
 pub mod loader;
 mod names;
 pub mod null;

@@ -11,7 +11,7 @@
 
 use crate::step_runner::StepRunner;
 use pagetide_base::error::StartError;
-use pagetide_base::ids::TokenId;
+use pagetide_base::ids::{BlockId, KvPlace, TokenId};
 use pagetide_base::sampling::params::{PositionLogprobs, Sampled, SamplingParams, TokenLimits, TokenLogprob};
 use pagetide_base::sampling::sampler::Draw;
 use pagetide_engine::plan::{
@@ -110,6 +110,14 @@ impl StepRunner for NullRunner {
     fn is_copying(&self) -> bool {
         !self.copies.is_empty()
     }
+
+    /// Nothing is kept: every block reads as zeros.
+    fn read_blocks(&mut self, places: &[KvPlace], into: &mut [u8]) -> usize {
+        into.fill(0);
+        places.len()
+    }
+
+    fn write_blocks(&mut self, _: &[BlockId], _: &[u8]) {}
 
     fn is_done(&mut self) -> bool {
         true

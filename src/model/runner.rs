@@ -6,7 +6,7 @@ use pagetide_backend::{
     Backend, Batch, BatchSeq, FinishedCopy, KvLayout, LogitsRequest, LogitsResult, LogitsWant, NO_SOURCE,
 };
 use pagetide_base::error::StartError;
-use pagetide_base::ids::{BlockId, CopyId, SeqId};
+use pagetide_base::ids::{BlockId, CopyId, KvPlace, SeqId};
 use pagetide_base::sampling::params::TokenLimits;
 use pagetide_base::sampling::sampler::Draw;
 use pagetide_engine::plan::{
@@ -242,6 +242,18 @@ impl<B: Backend> StepRunner for ModelRunner<B> {
 
     fn discard_swapped(&mut self, blocks: &[BlockId]) {
         self.backend.discard_swap_blocks(blocks);
+    }
+
+    fn read_blocks(&mut self, places: &[KvPlace], into: &mut [u8]) -> usize {
+        let is_whole = |place: &&KvPlace| !matches!(place, KvPlace::Swap(block) if self.broken.contains(block));
+        let num_whole = places.iter().take_while(is_whole).count();
+        let num_bytes = num_whole * self.pools.layout.block_bytes();
+        self.backend.read_blocks(&places[..num_whole], &mut into[..num_bytes]);
+        num_whole
+    }
+
+    fn write_blocks(&mut self, blocks: &[BlockId], from: &[u8]) {
+        self.backend.write_blocks(blocks, from);
     }
 
     fn is_done(&mut self) -> bool {

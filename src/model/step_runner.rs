@@ -1,7 +1,7 @@
 //! The interface between the executor and a model on a device.
 
 use pagetide_base::error::StartError;
-use pagetide_base::ids::BlockId;
+use pagetide_base::ids::{BlockId, KvPlace};
 use pagetide_engine::plan::{CopyReport, StepOutput, StepPlan};
 
 /// Carries out plans in the order of their submission. It is used only on the executor's thread.
@@ -22,6 +22,14 @@ pub trait StepRunner {
     /// The content of these blocks of the swap pool is not needed once all started plans have ended. Their memory may
     /// go back to the system. They can be written again.
     fn discard_swapped(&mut self, _: &[BlockId]) {}
+
+    /// Copies the contents of blocks into `into`, one behind the other, as the plans that were started leave them.
+    /// Returns how many there are: they end before the first that holds nothing, because its copy failed.
+    fn read_blocks(&mut self, places: &[KvPlace], into: &mut [u8]) -> usize;
+
+    /// Replaces the contents of blocks of the device pool by those of `from`, one behind the other, once the plans that
+    /// were started have used them.
+    fn write_blocks(&mut self, blocks: &[BlockId], from: &[u8]);
 
     /// Whether the oldest plan that was started is done.
     fn is_done(&mut self) -> bool;
@@ -48,6 +56,14 @@ impl StepRunner for Box<dyn StepRunner> {
 
     fn discard_swapped(&mut self, blocks: &[BlockId]) {
         (**self).discard_swapped(blocks);
+    }
+
+    fn read_blocks(&mut self, places: &[KvPlace], into: &mut [u8]) -> usize {
+        (**self).read_blocks(places, into)
+    }
+
+    fn write_blocks(&mut self, blocks: &[BlockId], from: &[u8]) {
+        (**self).write_blocks(blocks, from);
     }
 
     fn is_done(&mut self) -> bool {

@@ -639,6 +639,7 @@ fn loaded() -> LoadedModel {
     LoadedModel {
         device: "fake".into(),
         is_gpu: false,
+        arithmetic: "fake".into(),
         family: Family::Llama,
         dtype: DType::BF16,
         max_model_len: MAX_MODEL_LEN as usize,

@@ -1,12 +1,12 @@
 //! A device that does as the test says.
 
 use pagetide_base::error::StartError;
-use pagetide_base::ids::{BlockId, TokenId};
+use pagetide_base::ids::{BlockId, KvPlace, TokenId};
 use pagetide_base::sampling::params::Sampled;
 use pagetide_engine::plan::{CopyReport, PlannedSeq, SeqOutput, StepOutput, StepPlan, StepTiming};
 use pagetide_model::step_runner::StepRunner;
 use smallvec::smallvec;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -36,6 +36,10 @@ pub struct Controls {
     pub step_ms: AtomicU64,
     /// A reset takes this long.
     pub reset_ms: AtomicU64,
+    /// What blocks of the device hold that were written from the host: a byte each.
+    pub written: Mutex<BTreeMap<BlockId, u8>>,
+    /// The device fails when blocks are read from the host, or written.
+    pub copies_fail: AtomicBool,
 }
 
 /// Says the number of computed tokens as the next token.
@@ -91,6 +95,23 @@ impl StepRunner for FakeDevice {
 
     fn discard_swapped(&mut self, blocks: &[BlockId]) {
         self.controls.discarded.lock().unwrap().extend(blocks);
+    }
+
+    /// A block that was not written from the host holds its number.
+    fn read_blocks(&mut self, places: &[KvPlace], into: &mut [u8]) -> usize {
+        assert!(!self.controls.copies_fail.load(Ordering::SeqCst), "the device cannot be read");
+        let written = self.controls.written.lock().unwrap();
+        let content = |place: &KvPlace| match place {
+            KvPlace::Device(block) => written.get(block).copied().unwrap_or(block.0 as u8),
+            KvPlace::Swap(block) => block.0 as u8,
+        };
+        into.iter_mut().zip(places).for_each(|(byte, place)| *byte = content(place));
+        places.len()
+    }
+
+    fn write_blocks(&mut self, blocks: &[BlockId], from: &[u8]) {
+        assert!(!self.controls.copies_fail.load(Ordering::SeqCst), "the device cannot be written");
+        self.controls.written.lock().unwrap().extend(blocks.iter().copied().zip(from.iter().copied()));
     }
 
     fn is_done(&mut self) -> bool {

@@ -16,7 +16,7 @@ use super::team::{MAX_MEMBERS, Team};
 use super::tensors::{CpuTensor, CpuVector, Values};
 use crate::{Batch, Norm};
 use pagetide_base::error::StartError;
-use pagetide_base::ids::BlockId;
+use pagetide_base::ids::{BlockId, KvPlace};
 
 /// Options of the CPU backend. It chooses itself where an option is `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -81,9 +81,7 @@ impl CpuBackend {
     /// Bytes of a block of the device pool, as attention reads them.
     pub fn device_block(&mut self, block: BlockId) -> &[u8] {
         self.copier().wait_to_read(std::iter::once(block.index()));
-        let kv = self.kv();
-        let start = kv.block_offset(block, kv.num_device_blocks);
-        &kv.device.as_slice()[start..start + kv.layout.block_bytes()]
+        self.kv().block(KvPlace::Device(block))
     }
 
     fn kv(&self) -> &CpuKvPools {
@@ -110,7 +108,7 @@ impl CpuBackend {
         });
         let copier = copier.as_mut().expect("it is there when the pools are");
         // SAFETY: the pools are dropped after the copier. Steps and copies within the device pool wait before they
-        // touch a block. Nothing else touches the swap pool.
+        // touch a block. Whoever else touches a pool has waited for all copies.
         unsafe { copier.copy(copies, kv.layout.block_bytes(), to_device) };
     }
 

@@ -94,8 +94,8 @@ impl Copier {
     ///
     /// # Safety
     /// The blocks live until the copier is dropped. Nothing else writes a source or touches a target until
-    /// [`Copier::wait_to_read`] or [`Copier::wait_to_write`] has returned for the device block. Nothing else ever
-    /// touches the swap block.
+    /// [`Copier::wait_to_read`] or [`Copier::wait_to_write`] has returned for the device block. Nothing else touches
+    /// the swap block until [`Copier::wait_for_all`] has returned.
     pub unsafe fn copy(
         &mut self,
         copies: impl Iterator<Item = (usize, Shared<u8>, Shared<u8>)>,
@@ -136,6 +136,11 @@ impl Copier {
     pub fn wait_to_write(&mut self, blocks: impl Iterator<Item = usize>) {
         let last = blocks.map(|block| self.last_uses[block].write.max(self.last_uses[block].read)).max();
         self.wait(last.unwrap_or(0));
+    }
+
+    /// Waits until all copies have ended.
+    pub fn wait_for_all(&mut self) {
+        self.wait(self.num_enqueued);
     }
 
     fn wait(&mut self, number: u64) {

@@ -8,7 +8,7 @@
 use crate::{AttentionShape, KvLayout};
 use memmap2::{MmapMut, MmapOptions};
 use pagetide_base::error::StartError;
-use pagetide_base::ids::BlockId;
+use pagetide_base::ids::{BlockId, KvPlace};
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -286,6 +286,21 @@ impl CpuKvPools {
     pub fn head_offset(&self, layer: usize, value: bool, kv_head: usize) -> usize {
         let KvLayout { num_kv_heads, head_dim, block_size, dtype, .. } = self.layout;
         ((layer * 2 + usize::from(value)) * num_kv_heads + kv_head) * block_size * head_dim * dtype.size_bytes()
+    }
+
+    /// The content of a block. No copy may be writing it.
+    pub fn block(&self, place: KvPlace) -> &[u8] {
+        let (pool, start) = match place {
+            KvPlace::Device(block) => (&self.device, self.block_offset(block, self.num_device_blocks)),
+            KvPlace::Swap(block) => (&self.swap, self.block_offset(block, self.num_swap_blocks)),
+        };
+        &pool.as_slice()[start..start + self.layout.block_bytes()]
+    }
+
+    /// A block of the device pool. No copy may be using it.
+    pub fn device_block_mut(&mut self, block: BlockId) -> &mut [u8] {
+        let (start, bytes) = (self.block_offset(block, self.num_device_blocks), self.layout.block_bytes());
+        &mut self.device.as_mut_slice()[start..start + bytes]
     }
 
     /// Byte range of a block in its pool.

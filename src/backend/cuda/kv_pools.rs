@@ -14,7 +14,7 @@
 use super::copies::runs;
 use super::device::{Copy, Device, DeviceBuffer, DeviceEvent, DevicePtr, DeviceResult, PinnedBuffer, Stream};
 use crate::{Batch, FinishedCopy, KvLayout};
-use pagetide_base::ids::BlockId;
+use pagetide_base::ids::{BlockId, KvPlace};
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Instant;
@@ -44,6 +44,8 @@ pub struct CudaKvPools {
     layout: KvLayout,
     on_device: DeviceBuffer,
     pinned: PinnedBuffer,
+    /// What [`CudaKvPools::read`] and [`CudaKvPools::write`] copy by way of: as much as is copied for an event.
+    staging: PinnedBuffer,
     device_blocks: Vec<DeviceBlock>,
     swap_blocks: Vec<HostBlock>,
     /// The number of the step being enqueued, counted from 1.
@@ -79,6 +81,16 @@ impl Waits {
     }
 }
 
+fn blocks_per_event(layout: &KvLayout) -> usize {
+    (BYTES_PER_EVENT / layout.block_bytes()).max(1)
+}
+
+/// The index of a block of this pool.
+fn checked<T>(block: BlockId, pool: &[T]) -> usize {
+    assert!(block.index() < pool.len(), "block {block} is not in its pool of {}", pool.len());
+    block.index()
+}
+
 impl CudaKvPools {
     pub fn new(
         device: &Rc<dyn Device>,
@@ -91,6 +103,7 @@ impl CudaKvPools {
             layout,
             on_device: DeviceBuffer::new(device, num_device_blocks * layout.block_bytes())?,
             pinned: PinnedBuffer::new(device, num_swap_blocks * layout.block_bytes())?,
+            staging: PinnedBuffer::new(device, blocks_per_event(&layout) * layout.block_bytes())?,
             device_blocks: vec![DeviceBlock::default(); num_device_blocks],
             swap_blocks: vec![HostBlock::default(); num_swap_blocks],
             step: 1,
@@ -212,8 +225,52 @@ impl CudaKvPools {
         Ok(finished)
     }
 
+    /// Copies the contents of blocks into `into`. All enqueued work is done before.
+    pub fn read(&mut self, places: &[KvPlace], into: &mut [u8]) -> DeviceResult<()> {
+        let (bytes, at_once) = (self.layout.block_bytes(), self.blocks_per_event());
+        self.device.synchronize()?;
+        for (places, into) in places.chunks(at_once).zip(into.chunks_mut(at_once * bytes)) {
+            let from = |place: &KvPlace| match place {
+                KvPlace::Device(block) => self.on_device.ptr() + checked(*block, &self.device_blocks) * bytes,
+                KvPlace::Swap(block) => self.pinned.ptr() + checked(*block, &self.swap_blocks) * bytes,
+            };
+            let to = |index: usize| self.staging.ptr() + index * bytes;
+            let copies =
+                places.iter().enumerate().map(|(index, place)| Copy { to: to(index), from: from(place), bytes });
+            self.copy_now(Stream::CopyOut, &copies.collect::<Vec<_>>())?;
+            // SAFETY: the copies that wrote this part have ended, and no other is enqueued.
+            into.copy_from_slice(&unsafe { self.staging.as_slice() }[..places.len() * bytes]);
+        }
+        Ok(())
+    }
+
+    /// Replaces the contents of blocks of the device pool. All enqueued work is done before.
+    pub fn write(&mut self, blocks: &[BlockId], from: &[u8]) -> DeviceResult<()> {
+        let (bytes, at_once) = (self.layout.block_bytes(), self.blocks_per_event());
+        self.device.synchronize()?;
+        for (blocks, from) in blocks.chunks(at_once).zip(from.chunks(at_once * bytes)) {
+            // SAFETY: no copy is enqueued.
+            let staging = unsafe { self.staging.as_mut_slice() };
+            staging[..from.len()].copy_from_slice(from);
+            let to = |block: &BlockId| self.on_device.ptr() + checked(*block, &self.device_blocks) * bytes;
+            let from = |index: usize| self.staging.ptr() + index * bytes;
+            let copies =
+                blocks.iter().enumerate().map(|(index, block)| Copy { to: to(block), from: from(index), bytes });
+            self.copy_now(Stream::CopyIn, &copies.collect::<Vec<_>>())?;
+        }
+        Ok(())
+    }
+
+    /// Copies, and waits until all is done.
+    fn copy_now(&self, stream: Stream, copies: &[Copy]) -> DeviceResult<()> {
+        // SAFETY: the callers have checked the ids, the pools and the staging memory live as long as `self`, and no
+        // other work is enqueued. Ids that are written are different.
+        unsafe { self.device.copy_batch(stream, copies)? };
+        self.device.synchronize()
+    }
+
     fn blocks_per_event(&self) -> usize {
-        (BYTES_PER_EVENT / self.layout.block_bytes()).max(1)
+        blocks_per_event(&self.layout)
     }
 
     /// Enqueues the copies, and returns the number of the event behind them.

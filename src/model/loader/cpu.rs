@@ -25,10 +25,13 @@ pub(super) fn load(
     progress: &mut WeightsProgress<'_>,
 ) -> Result<(Box<dyn StepRunner>, LoadedModel), StartError> {
     let backend = backend(options)?;
-    let device = format!("cpu ({}, {} threads)", backend.isa().name(), backend.num_threads());
+    let names = DeviceNames {
+        device: format!("cpu ({}, {} threads)", backend.isa().name(), backend.num_threads()),
+        arithmetic: backend.isa().name().into(),
+    };
     match profile {
-        Some(profile) => load_onto(Profiled::new(backend, profile), device, options, files, spec, progress),
-        None => load_onto(backend, device, options, files, spec, progress),
+        Some(profile) => load_onto(Profiled::new(backend, profile), names, options, files, spec, progress),
+        None => load_onto(backend, names, options, files, spec, progress),
     }
 }
 
@@ -37,9 +40,15 @@ pub fn backend(options: &LoadOptions) -> Result<CpuBackend, StartError> {
     CpuBackend::new(CpuOptions { threads: Some(options.threads), isa: options.isa })
 }
 
+/// Of [`LoadedModel`].
+struct DeviceNames {
+    device: String,
+    arithmetic: String,
+}
+
 fn load_onto<B: Backend + 'static>(
     backend: B,
-    device: String,
+    DeviceNames { device, arithmetic }: DeviceNames,
     options: &LoadOptions,
     files: &ModelFiles,
     spec: ModelSpec,
@@ -66,6 +75,7 @@ fn load_onto<B: Backend + 'static>(
     let loaded = LoadedModel {
         device,
         is_gpu: false,
+        arithmetic,
         family,
         dtype,
         max_model_len,

@@ -12,6 +12,7 @@ use pagetide_backend::cuda::device::Device;
 use pagetide_backend::cuda::{CudaBackend, CudaOptions};
 use pagetide_backend::{Backend, Batch, BatchSeq, KvLayout, LogitsRequest, LogitsWant, NO_SOURCE};
 use pagetide_base::error::StartError;
+use pagetide_base::ids::{BlockId, KvPlace};
 use pagetide_base::sampling::params::SamplingParams;
 use pagetide_base::sampling::sampler::Draw;
 use pagetide_engine::plan::{CopyReport, StepOutput, StepPlan};
@@ -68,6 +69,7 @@ pub fn load_on_gpu(
 
     let loaded = LoadedModel {
         device: format!("cuda ({})", device.info().name),
+        arithmetic: "cuda".into(),
         is_gpu: true,
         family: loading.spec.family,
         dtype,
@@ -229,6 +231,14 @@ impl StepRunner for GpuRunner {
 
     fn is_copying(&self) -> bool {
         self.runner.as_ref().is_some_and(|runner| runner.is_copying())
+    }
+
+    fn read_blocks(&mut self, places: &[KvPlace], into: &mut [u8]) -> usize {
+        self.runner().read_blocks(places, into)
+    }
+
+    fn write_blocks(&mut self, blocks: &[BlockId], from: &[u8]) {
+        self.runner().write_blocks(blocks, from);
     }
 
     fn is_done(&mut self) -> bool {

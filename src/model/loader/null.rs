@@ -16,6 +16,7 @@ pub(super) fn load(options: &LoadOptions, spec: &ModelSpec) -> Result<(NullRunne
     let max_num_batched_tokens = options.batched_tokens.cpu;
     let loaded = LoadedModel {
         device: "null".into(),
+        arithmetic: "null".into(),
         is_gpu: false,
         family: spec.family,
         dtype,

@@ -14,6 +14,9 @@ pub struct LoadedModel {
     /// For people: `cpu (avx512, 4 threads)`, `cuda (NVIDIA H100 80GB HBM3)`.
     pub device: String,
     pub is_gpu: bool,
+    /// What computes KV: the name of an instruction set, or of a kind of device. Another one may lay it out in another
+    /// way, or differ in its last bits.
+    pub arithmetic: String,
     pub family: Family,
     pub dtype: DType,
     pub max_model_len: usize,

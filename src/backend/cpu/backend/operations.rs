@@ -18,7 +18,7 @@ use crate::{
     KvLayout, LogitsRequest, LogitsResult, NO_SOURCE, Norm, Rope, TensorRole,
 };
 use pagetide_base::error::StartError;
-use pagetide_base::ids::BlockId;
+use pagetide_base::ids::{BlockId, KvPlace};
 use std::ops::Range;
 
 impl Backend for CpuBackend {
@@ -401,6 +401,22 @@ impl Backend for CpuBackend {
         // SAFETY: the pools are dropped after the copier. These blocks are used again only by copies that are started
         // after this.
         unsafe { copier.discard(ranges) };
+    }
+
+    fn read_blocks(&mut self, places: &[KvPlace], into: &mut [u8]) {
+        self.copier().wait_for_all();
+        let kv = self.kv();
+        for (place, bytes) in places.iter().zip(into.chunks_exact_mut(kv.layout.block_bytes())) {
+            bytes.copy_from_slice(kv.block(*place));
+        }
+    }
+
+    fn write_blocks(&mut self, blocks: &[BlockId], from: &[u8]) {
+        self.copier().wait_for_all();
+        let kv = self.kv.as_mut().expect("the KV pools are allocated before they are used");
+        for (block, bytes) in blocks.iter().zip(from.chunks_exact(kv.layout.block_bytes())) {
+            kv.device_block_mut(*block).copy_from_slice(bytes);
+        }
     }
 
     fn finished_copies(&mut self) -> Vec<FinishedCopy> {
