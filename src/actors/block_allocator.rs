@@ -1,9 +1,10 @@
 //! Owns the device's blocks and the prefix cache.
 
-use crate::messages::{ClonePool, DropCached, Reset, Serve, ViewPool};
+use crate::messages::{ClonePool, DropCached, Erase, Locate, PutBack, Reset, Serve, ViewPool};
 use actix::{Actor, Context, Handler, MessageResult};
 use pagetide_engine::allocation::serve;
 use pagetide_engine::block_pool::BlockPool;
+use pagetide_engine::kept_prefix;
 use pagetide_engine::prefix_cache::EvictionPolicy;
 use pagetide_metrics as metrics;
 
@@ -67,6 +68,34 @@ impl Handler<DropCached> for BlockAllocator {
         self.pool.drop_cached();
         self.report();
         MessageResult(self.pool.stats())
+    }
+}
+
+impl Handler<Locate> for BlockAllocator {
+    type Result = MessageResult<Locate>;
+
+    fn handle(&mut self, Locate(names): Locate, _: &mut Self::Context) -> Self::Result {
+        MessageResult(kept_prefix::locate(&self.pool, &names))
+    }
+}
+
+impl Handler<PutBack> for BlockAllocator {
+    type Result = MessageResult<PutBack>;
+
+    fn handle(&mut self, PutBack(names): PutBack, _: &mut Self::Context) -> Self::Result {
+        let written = kept_prefix::put_back(&mut self.pool, &names);
+        self.report();
+        MessageResult(written)
+    }
+}
+
+impl Handler<Erase> for BlockAllocator {
+    type Result = MessageResult<Erase>;
+
+    fn handle(&mut self, Erase(names): Erase, _: &mut Self::Context) -> Self::Result {
+        let erased = kept_prefix::erase(&mut self.pool, &names);
+        self.report();
+        MessageResult(erased)
     }
 }
 

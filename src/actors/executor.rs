@@ -1,12 +1,12 @@
 //! Owns the device. It works on a thread of its own, because starting a step and waiting for it block, which an actor
 //! must not do.
 
-use crate::messages::{AwaitCopies, Discard, Execute, Executed, ExecutorFailed, FailNextStep};
+use crate::messages::{AwaitCopies, Discard, Execute, Executed, ExecutorFailed, FailNextStep, ReadKv, WriteKv};
 use crate::workers::STACK_BYTES;
 use actix::{Actor, Context, Handler, ResponseFuture};
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded, unbounded};
 use pagetide_base::error::StartError;
-use pagetide_base::ids::BlockId;
+use pagetide_base::ids::{BlockId, KvPlace};
 use pagetide_engine::plan::{CopyReport, MAX_STEPS_IN_FLIGHT, StepPlan};
 use pagetide_model::step_runner::StepRunner;
 use std::any::Any;
@@ -19,6 +19,8 @@ use tokio::sync::oneshot;
 
 type Answer = Result<Executed, ExecutorFailed>;
 type CopiesAnswer = Result<CopyReport, ExecutorFailed>;
+type ReadAnswer = Result<Vec<u8>, ExecutorFailed>;
+type WriteAnswer = Result<(), ExecutorFailed>;
 
 /// While a step runs, the thread spins for this long, looking for its end and for the next plan. Waking up from a
 /// system wait takes longer than the host's part of a short step.
@@ -79,6 +81,8 @@ impl<T> Loading<T> {
 enum ExecutorJob {
     Step { plan: StepPlan, failures: u64, answer: oneshot::Sender<Answer> },
     AwaitCopies(oneshot::Sender<CopiesAnswer>),
+    Read { places: Vec<KvPlace>, block_bytes: usize, failures: u64, answer: oneshot::Sender<ReadAnswer> },
+    Write { blocks: Vec<BlockId>, content: Vec<u8>, failures: u64, answer: oneshot::Sender<WriteAnswer> },
     Discard(Vec<BlockId>),
     FailNextStep,
 }
@@ -172,6 +176,15 @@ impl<R: StepRunner> StepsInFlight<R> {
                     self.awaits_copies = Some(answer);
                     self.waiting_since = Instant::now();
                 }
+                Ok(ExecutorJob::Read { places, block_bytes, failures, answer }) => {
+                    drop(answer.send(self.read(&places, block_bytes, failures)));
+                }
+                Ok(ExecutorJob::Write { blocks, content, failures, answer }) => {
+                    let written = self.check_failures(failures);
+                    drop(
+                        answer.send(written.and_then(|()| self.guard(|runner| runner.write_blocks(&blocks, &content)))),
+                    );
+                }
                 Ok(ExecutorJob::Discard(blocks)) => drop(self.guard(|runner| runner.discard_swapped(&blocks))),
                 Ok(ExecutorJob::FailNextStep) => self.next_fails = true,
                 Err(RecvTimeoutError::Timeout) => std::thread::yield_now(),
@@ -186,7 +199,7 @@ impl<R: StepRunner> StepsInFlight<R> {
             return;
         }
         let report = self.guard(|runner| (runner.take_copies(), runner.is_copying()));
-        if let Some((report, is_copying)) = report
+        if let Ok((report, is_copying)) = report
             && (!report.is_empty() || !is_copying)
             && let Some(answer) = self.awaits_copies.take()
         {
@@ -196,27 +209,42 @@ impl<R: StepRunner> StepsInFlight<R> {
 
     fn submit(&mut self, plan: &StepPlan, failures: u64, answer: oneshot::Sender<Answer>) {
         if self.awaits_copies.is_some()
-            && let Some(report) = self.guard(|runner| runner.take_copies())
+            && let Ok(report) = self.guard(|runner| runner.take_copies())
             && let Some(answer) = self.awaits_copies.take()
         {
             drop(answer.send(Ok(report)));
         }
-        if failures != self.failures {
-            let message = "the plan was made before the executor failed".into();
-            drop(answer.send(Err(ExecutorFailed { message, restarted: true })));
+        if let Err(failure) = self.check_failures(failures) {
+            drop(answer.send(Err(failure)));
             return;
         }
         let is_only = self.in_flight.is_empty();
         let gap = self.last_done.filter(|_| is_only).map_or(Duration::ZERO, |done| done.elapsed());
         self.in_flight.push_back((answer, gap));
         let fails = std::mem::take(&mut self.next_fails);
-        self.guard(|runner| {
+        // A failure is the answer of all steps in flight.
+        drop(self.guard(|runner| {
             assert!(!fails, "{FAILURE_ON_PURPOSE}");
             runner.submit(plan);
-        });
+        }));
         if is_only {
             self.waiting_since = Instant::now();
         }
+    }
+
+    /// Refuses what was planned before the last failure: the pools are empty since then.
+    fn check_failures(&self, failures: u64) -> Result<(), ExecutorFailed> {
+        let message = || "the plan was made before the executor failed".into();
+        (failures == self.failures).then_some(()).ok_or_else(|| ExecutorFailed { message: message(), restarted: true })
+    }
+
+    /// The contents of blocks, up to the first that holds nothing.
+    fn read(&mut self, places: &[KvPlace], block_bytes: usize, failures: u64) -> ReadAnswer {
+        self.check_failures(failures)?;
+        let mut content = vec![0; places.len() * block_bytes];
+        let num_read = self.guard(|runner| runner.read_blocks(places, &mut content))?;
+        content.truncate(num_read * block_bytes);
+        Ok(content)
     }
 
     /// Answers for the oldest step if it is done.
@@ -230,7 +258,7 @@ impl<R: StepRunner> StepsInFlight<R> {
 
     /// Waits for the oldest step, and answers.
     fn finish(&mut self) {
-        if let Some(output) = self.guard(|runner| runner.finish()) {
+        if let Ok(output) = self.guard(|runner| runner.finish()) {
             (self.last_done, self.waiting_since) = (Some(Instant::now()), Instant::now());
             let (answer, gap) = self.in_flight.pop_front().expect("a step that is done was in flight");
             // The send fails if the scheduler has just gone; the inbox shows that too.
@@ -239,10 +267,10 @@ impl<R: StepRunner> StepsInFlight<R> {
     }
 
     /// Returns the result of `call`. If it panics, all steps in flight fail and the runner starts over.
-    fn guard<T>(&mut self, call: impl FnOnce(&mut R) -> T) -> Option<T> {
+    fn guard<T>(&mut self, call: impl FnOnce(&mut R) -> T) -> Result<T, ExecutorFailed> {
         let runner = &mut self.runner;
         let panic = match catch_unwind(AssertUnwindSafe(|| call(runner))) {
-            Ok(result) => return Some(result),
+            Ok(result) => return Ok(result),
             Err(panic) => panic,
         };
         self.failures += 1;
@@ -259,9 +287,9 @@ impl<R: StepRunner> StepsInFlight<R> {
             drop(answer.send(Err(failure.clone())));
         }
         if let Some(answer) = self.awaits_copies.take() {
-            drop(answer.send(Err(failure)));
+            drop(answer.send(Err(failure.clone())));
         }
-        None
+        Err(failure)
     }
 }
 
@@ -291,6 +319,22 @@ impl Handler<AwaitCopies> for ModelExecutor {
 
     fn handle(&mut self, _: AwaitCopies, _: &mut Self::Context) -> Self::Result {
         self.ask(ExecutorJob::AwaitCopies)
+    }
+}
+
+impl Handler<ReadKv> for ModelExecutor {
+    type Result = ResponseFuture<ReadAnswer>;
+
+    fn handle(&mut self, ReadKv { places, block_bytes, failures }: ReadKv, _: &mut Self::Context) -> Self::Result {
+        self.ask(|answer| ExecutorJob::Read { places, block_bytes, failures, answer })
+    }
+}
+
+impl Handler<WriteKv> for ModelExecutor {
+    type Result = ResponseFuture<WriteAnswer>;
+
+    fn handle(&mut self, WriteKv { blocks, content, failures }: WriteKv, _: &mut Self::Context) -> Self::Result {
+        self.ask(|answer| ExecutorJob::Write { blocks, content, failures, answer })
     }
 }
 

@@ -3,8 +3,10 @@
 use crate::deadline::Deadline;
 use crate::messages::{Accepted, EventStream};
 use crate::runtime::RuntimeHandle;
+use crate::slots::SlotInUse;
 use crate::under_way::{Aborted, RequestUnderWay};
 use pagetide_api::delta::Delta;
+use pagetide_api::event::Event;
 use pagetide_api::fold::{AnswerFold, AnsweredPrompt, PromptFold, echoed_text, engine_stopped};
 use pagetide_api::openai::{self, Endpoint, response::WholeAnswer};
 use pagetide_api::prompt::Prompt;
@@ -26,12 +28,16 @@ pub struct Generation {
     /// The last deltas of an aborted request.
     aborted: VecDeque<Delta>,
     max_answer_logprobs: usize,
+    /// The slot that gets the tokens of the first sample of the first prompt, until it has ended.
+    slot: Option<SlotInUse>,
 }
 
 impl Generation {
     /// Submits every prompt. If one is refused, those before it are cancelled.
     pub async fn start(handle: &RuntimeHandle, request: &mut ApiRequest) -> Result<Self, ApiError> {
         request.check_num_prompts(handle.max_requests())?;
+        let chosen = handle.choose_slot(request)?;
+        let mut slot = None;
         let mut under_way = handle.requests().enter(&request.id, handle.tenant())?;
         for (prompt, id) in request.prompt_ids.iter().enumerate() {
             under_way.enter_prompt(id, prompt)?;
@@ -52,6 +58,10 @@ impl Generation {
                 Some(text) => Some(text),
                 None => Some(tokenizer.decode(&prompt_tokens, skips_special)?),
             };
+            if let (0, Some(slots), Some(chosen)) = (index, handle.slots(), chosen) {
+                let salt = request.each.core.cache_salt.clone();
+                slot = Some(slots.enter(handle.caller(), chosen, salt, prompt_tokens.clone()));
+            }
             let num_samples = request.num_samples();
             let first_choice = index as u32 * num_samples;
             let echo = echo.as_deref();
@@ -61,7 +71,7 @@ impl Generation {
         let answers = AnswerFold::new(prompts, request.num_samples());
         let max_answer_logprobs = handle.model().server.get().max_answer_logprobs;
         let aborted = VecDeque::new();
-        Ok(Self { answers, streams, next_stream: 0, deadline, under_way, aborted, max_answer_logprobs })
+        Ok(Self { answers, streams, next_stream: 0, deadline, under_way, aborted, max_answer_logprobs, slot })
     }
 
     /// Limits the answer's log-probabilities to `server.max_answer_logprobs`, divided by `copies`. For answers that are
@@ -133,6 +143,9 @@ impl Generation {
         loop {
             let Some(stream) = &mut self.streams[index] else { return Poll::Ready(None) };
             let Some(event) = ready!(stream.poll_next(cx)) else { return Poll::Ready(Some(Err(engine_stopped()))) };
+            if let (0, Some(slot), Event::Token { index: 0, token, .. }) = (index, &mut self.slot, &event) {
+                slot.push(*token);
+            }
             let delta = self.answers.take(index, event);
             let prompt = self.answers.prompt_mut(index);
             if let Some(sample) = prompt.take_stopped_early() {
@@ -141,6 +154,10 @@ impl Generation {
             }
             if prompt.is_complete() {
                 self.streams[index] = None;
+                if index == 0 {
+                    // Before the client hears of the end.
+                    self.slot = None;
+                }
             }
             if let Some(delta) = delta.transpose() {
                 return Poll::Ready(Some(delta));

@@ -18,6 +18,7 @@ pub mod preflight;
 pub mod recordings;
 pub mod runtime;
 pub mod scheduler;
+pub mod slots;
 pub mod snapshot;
 mod stop;
 pub mod swap_pool;

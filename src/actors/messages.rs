@@ -8,6 +8,9 @@
 //!
 //! and to forget prefixes: LiveSettings → [`FlushCaches`] → scheduler → ([`DropCached`] → both pools)
 //!
+//! and for files of slots: SlotKeeper → [`NamePrefix`], [`CountPrefix`], [`ReadPrefix`], [`PutBackPrefix`],
+//! [`ErasePrefix`] → scheduler → ([`Locate`], [`PutBack`], [`Erase`] → pools) → ([`ReadKv`], [`WriteKv`] → executor)
+//!
 //! and to pause the engine: LiveSettings → [`SetPaused`] → scheduler
 //!
 //! and for watchers: http → [`Look`] → scheduler → ([`ViewPool`] → both pools)
@@ -18,12 +21,13 @@ use crate::snapshot::Snapshot;
 use pagetide_api::event::Event;
 use pagetide_api::request::PromptRequest;
 use pagetide_base::error::ApiError;
-use pagetide_base::ids::{BlockId, RequestId, TokenId};
+use pagetide_base::ids::{BlockId, KvPlace, RequestId, TokenId};
 use pagetide_base::sampling::params::SamplingParams;
 use pagetide_engine::allocation::{Demand, Find, Grant, SwapDemand, SwapGrant};
 use pagetide_engine::bill::Tenant;
 use pagetide_engine::block_pool::{BlockPool, PoolStats, PoolView};
 use pagetide_engine::plan::{CopyReport, StepOutput, StepPlan};
+use pagetide_engine::prefix_cache::BlockHash;
 use pagetide_engine::scheduler::{EngineRequest, Tuning};
 use pagetide_recorder::RawRecording;
 use std::cell::RefCell;
@@ -256,6 +260,40 @@ pub struct Resize(pub usize);
 #[rtype(result = "Result<bool, ApiError>")]
 pub struct FlushCaches;
 
+/// SlotKeeper → scheduler: the hashes of the full blocks of these tokens.
+#[derive(Clone, Debug, actix::Message)]
+#[rtype(result = "Vec<BlockHash>")]
+pub struct NamePrefix {
+    pub salt: Option<String>,
+    pub tokens: Arc<Vec<TokenId>>,
+}
+
+/// SlotKeeper → scheduler: how many leading blocks of a prefix are on either tier.
+#[derive(Clone, Debug, actix::Message)]
+#[rtype(result = "Result<usize, ApiError>")]
+pub struct CountPrefix(pub Vec<BlockHash>);
+
+/// SlotKeeper → scheduler: the contents of the leading blocks of a part of a prefix that are on either tier, one behind
+/// the other.
+#[derive(Clone, Debug, actix::Message)]
+#[rtype(result = "Result<Vec<u8>, ApiError>")]
+pub struct ReadPrefix(pub Vec<BlockHash>);
+
+/// SlotKeeper → scheduler: puts a part of a prefix into the device's prefix cache, as far as it fits.
+#[derive(Clone, Debug, actix::Message)]
+#[rtype(result = "Result<(), ApiError>")]
+pub struct PutBackPrefix {
+    pub names: Vec<BlockHash>,
+    /// The contents of the blocks, one behind the other.
+    pub content: Vec<u8>,
+}
+
+/// SlotKeeper → scheduler: both pools are to forget what they have of a prefix and no sequence holds. The answer is the
+/// number of blocks.
+#[derive(Clone, Debug, actix::Message)]
+#[rtype(result = "Result<usize, ApiError>")]
+pub struct ErasePrefix(pub Vec<BlockHash>);
+
 /// LiveSettings → scheduler: whether steps are planned. Steps that the executor has are completed in any case. While
 /// the engine is paused, requests arrive, wait and leave.
 #[derive(Clone, Copy, Debug, actix::Message)]
@@ -266,6 +304,45 @@ pub struct SetPaused(pub bool);
 #[derive(Clone, Copy, Debug, actix::Message)]
 #[rtype(result = "PoolStats")]
 pub struct DropCached;
+
+/// scheduler → both pools, between two steps: the blocks of a prefix that they hold.
+#[derive(Clone, Debug, actix::Message)]
+#[rtype(result = "Vec<Option<BlockId>>")]
+pub struct Locate(pub Arc<Vec<BlockHash>>);
+
+/// scheduler → block allocator, between two steps: see [`put_back`](pagetide_engine::kept_prefix::put_back).
+#[derive(Clone, Debug, actix::Message)]
+#[rtype(result = "Vec<(usize, BlockId)>")]
+pub struct PutBack(pub Arc<Vec<BlockHash>>);
+
+/// scheduler → both pools, between two steps: see [`erase`](pagetide_engine::kept_prefix::erase).
+#[derive(Clone, Debug, actix::Message)]
+#[rtype(result = "Vec<bool>")]
+pub struct Erase(pub Arc<Vec<BlockHash>>);
+
+/// scheduler → executor: the contents of these blocks behind all plans that were sent before, up to the first that
+/// holds nothing.
+#[derive(Clone, Debug, actix::Message)]
+#[rtype(result = "Result<Vec<u8>, ExecutorFailed>")]
+pub struct ReadKv {
+    pub places: Vec<KvPlace>,
+    /// Of each block.
+    pub block_bytes: usize,
+    /// As in [`Execute`].
+    pub failures: u64,
+}
+
+/// scheduler → executor: other contents for these blocks of the device, behind all plans that were sent before and
+/// ahead of all that are sent later.
+#[derive(Clone, Debug, actix::Message)]
+#[rtype(result = "Result<(), ExecutorFailed>")]
+pub struct WriteKv {
+    pub blocks: Vec<BlockId>,
+    /// One behind the other.
+    pub content: Vec<u8>,
+    /// As in [`Execute`].
+    pub failures: u64,
+}
 
 /// swap pool → executor: blocks that have left the pool, and hold nothing that anybody needs. They come back, if they
 /// do, only by plans that are sent after this.

@@ -13,15 +13,17 @@ use crate::phase::{LivePhase, Phase};
 use crate::places::Places;
 use crate::recordings::{self, Recordings};
 use crate::scheduler::{self, SchedulerActor};
+use crate::slots::file::KvFormat;
+use crate::slots::{self, SlotKeeper, SlotSettings};
 use crate::snapshot::Snapshot;
 use crate::swap_pool::SwapPool;
 use crate::text_files::Text;
 use crate::under_way::RequestsUnderWay;
 use crate::workers::Workers;
-use actix::{Actor, Arbiter, Recipient, System};
+use actix::{Actor, Addr, Arbiter, Recipient, System};
 use pagetide_api::live_server::LiveServer;
 pub use pagetide_api::model_info::ModelInfo;
-use pagetide_api::request::PromptRequest;
+use pagetide_api::request::{ApiRequest, PromptRequest, SlotChoice};
 use pagetide_backend::profile::Profile;
 use pagetide_base::error::{ApiError, StartError};
 use pagetide_config::layers::Resolved;
@@ -31,10 +33,12 @@ use pagetide_engine::prefix_cache::EvictionPolicy;
 use pagetide_engine::scheduler::{Scheduler, SchedulerConfig};
 use pagetide_metrics::{self as metrics, Rejection};
 use pagetide_model::files::ModelFiles;
+use pagetide_model::kv_identity::kv_identity;
 use pagetide_model::loader::{self, LoadedModel};
 use pagetide_model::spec::ModelSpec;
 use pagetide_recorder::Recorder;
 use pagetide_text::grammar::sandbox::GrammarLimits;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -52,6 +56,7 @@ pub struct RuntimeHandle {
     caller: Caller,
     observer: Option<Arc<dyn RequestObserver>>,
     requests: RequestsUnderWay,
+    slots: Option<Arc<SlotKeeper>>,
 }
 
 impl RuntimeHandle {
@@ -64,7 +69,7 @@ impl RuntimeHandle {
         phase: LivePhase,
     ) -> Self {
         let (caller, requests) = (Caller::default(), RequestsUnderWay::default());
-        Self { intake, scheduler, model, text, phase, caller, observer: None, requests }
+        Self { intake, scheduler, model, text, phase, caller, observer: None, requests, slots: None }
     }
 
     /// The text threads, for work on a request that would delay others.
@@ -116,6 +121,30 @@ impl RuntimeHandle {
     /// The requests under way, of all handles to the same engine.
     pub fn requests(&self) -> &RequestsUnderWay {
         &self.requests
+    }
+
+    /// The slots, of all handles to the same engine; `None` where none are kept (`server.slot_folder`).
+    pub fn slots(&self) -> Option<&Arc<SlotKeeper>> {
+        self.slots.as_ref()
+    }
+
+    /// The number of the slot that a request gets, which is its choice from now on. `None`: it gets none.
+    ///
+    /// # Errors
+    /// There is no slot of the number that it gives.
+    pub fn choose_slot(&self, request: &mut ApiRequest) -> Result<Option<u32>, ApiError> {
+        let (Some(slots), Some(choice)) = (&self.slots, request.slot) else { return Ok(None) };
+        let slot = match choice {
+            SlotChoice::Number(slot) => Some(slots.check("id_slot", slot)?),
+            SlotChoice::Any => slots.first_idle(&self.caller),
+        };
+        request.slot = slot.map(|slot| SlotChoice::Number(slot.into()));
+        Ok(slot)
+    }
+
+    /// The client that its requests are for.
+    pub fn caller(&self) -> &Caller {
+        &self.caller
     }
 
     /// The observer of its requests.
@@ -241,6 +270,7 @@ impl Runtime {
             max_prompt_bytes: config.intake.max_prompt_bytes(loaded.max_model_len),
             server: LiveServer::new(config.server.clone()),
         });
+        let slots = slot_settings(config, &files, &loaded)?;
         let places = Places::default();
         let job_timeout = Duration::from_secs(config.intake.job_timeout_s);
         let workers = Workers::start(config.intake.tokenizer_threads, job_timeout)?;
@@ -258,9 +288,10 @@ impl Runtime {
             recorder: config.recorder.clone(),
             executor,
         };
-        let Started { system, intake, look, tune, swap_pool, recording, fail, flush, pause, alive, thread } =
+        let Started { system, intake, look, tune, swap_pool, recording, fail, flush, pause, scheduler, alive, thread } =
             wiring.start()?;
-        let handle = RuntimeHandle::new(intake, look, model, workers, LivePhase::default());
+        let mut handle = RuntimeHandle::new(intake, look, model, workers, LivePhase::default());
+        handle.slots = slots.map(|settings| Arc::new(SlotKeeper::new(settings, scheduler)));
         let (loaded, thread) = (Arc::new(loaded), Some(thread));
         let recorder = config.recorder.clone();
         Ok(Self {
@@ -364,6 +395,7 @@ pub(super) struct Started {
     pub(super) fail: Recipient<FailNextStep>,
     pub(super) flush: Recipient<FlushCaches>,
     pub(super) pause: Recipient<SetPaused>,
+    pub(super) scheduler: Addr<SchedulerActor>,
     pub(super) alive: watch::Receiver<()>,
     pub(super) thread: JoinHandle<()>,
 }
@@ -378,7 +410,7 @@ impl Wiring {
             let _alive = alive;
             let system = System::new();
             let SchedulerConfig { num_device_blocks, num_swap_blocks, block_size, prefix_caching, .. } = self.scheduler;
-            let (intake, look, swap_pool, recording, fail, flush, pause) = system.block_on(async move {
+            let (intake, look, swap_pool, recording, fail, flush, pause, scheduler) = system.block_on(async move {
                 let restart = self.executor.restart();
                 let executor = self.executor.start();
                 let fail = executor.clone().recipient();
@@ -404,14 +436,15 @@ impl Wiring {
                 let (look, recording) = (scheduler.clone().recipient(), scheduler.clone().recipient());
                 let (flush, pause) = (scheduler.clone().recipient(), scheduler.clone().recipient());
                 let Self { model, limits, grammars, places, workers, .. } = self;
+                let of_intake = scheduler.clone();
                 let make_intake =
-                    move |_: &mut _| RequestIntake::new(model, limits, places, workers, grammars, scheduler);
+                    move |_: &mut _| RequestIntake::new(model, limits, places, workers, grammars, of_intake);
                 let intake = RequestIntake::start_in_arbiter(&Arbiter::new().handle(), make_intake);
-                (intake, look, swap_pool, recording, fail, flush, pause)
+                (intake, look, swap_pool, recording, fail, flush, pause, scheduler)
             });
             let (tune, submit) = (intake.clone().recipient(), intake.recipient());
             let swap_pool = swap_pool.recipient();
-            let started = (System::current(), submit, look, tune, swap_pool, recording, fail, flush, pause);
+            let started = (System::current(), submit, look, tune, swap_pool, recording, fail, flush, pause, scheduler);
             if send.send(started).is_err() {
                 return; // the caller has gone
             }
@@ -420,11 +453,38 @@ impl Wiring {
             }
         };
         let thread = std::thread::Builder::new().name("pagetide-engine".into()).spawn(run)?;
-        let (system, intake, look, tune, swap_pool, recording, fail, flush, pause) =
+        let (system, intake, look, tune, swap_pool, recording, fail, flush, pause, scheduler) =
             receive.recv().map_err(|_| StartError::new("the engine's thread died at its start"))?;
         let alive = watch_alive;
-        Ok(Started { system, intake, look, tune, swap_pool, recording, fail, flush, pause, alive, thread })
+        Ok(Started { system, intake, look, tune, swap_pool, recording, fail, flush, pause, scheduler, alive, thread })
     }
+}
+
+/// `None` where no slots are kept. Otherwise their folder is there.
+fn slot_settings(
+    config: &Config,
+    files: &ModelFiles,
+    loaded: &LoadedModel,
+) -> Result<Option<SlotSettings>, StartError> {
+    let folder = &config.server.slot_folder;
+    if folder.is_empty() {
+        return Ok(None);
+    }
+    slots::create_folder(Path::new(folder))
+        .map_err(|error| StartError::new(format!("cannot use {folder} (server.slot_folder): {error}")))?;
+    let layout = loaded.pools.layout;
+    Ok(Some(SlotSettings {
+        folder: folder.into(),
+        format: KvFormat {
+            identity: kv_identity(files, config.model.load_format, loaded)?,
+            block_size: layout.block_size,
+            block_bytes: layout.block_bytes(),
+        },
+        num_slots: config.scheduler.max_num_seqs as usize,
+        max_tokens: loaded.max_model_len,
+        num_blocks: loaded.pools.num_device_blocks,
+        has_cache: config.cache.enable_prefix_caching,
+    }))
 }
 
 fn grammar_limits(config: &Config) -> GrammarLimits {

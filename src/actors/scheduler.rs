@@ -5,6 +5,7 @@ mod clients;
 mod copies;
 mod failure;
 mod flushing;
+mod keeping;
 mod keyframes;
 mod labels;
 mod pausing;

@@ -1,9 +1,12 @@
 //! Owns the swap pool's blocks in host memory: those of swapped sequences, and the second level of the prefix cache.
 
-use crate::messages::{AskSwapPool, ClonePool, Discard, DropCached, FindHeld, Reserve, Reset, Resize, ViewPool};
+use crate::messages::{
+    AskSwapPool, ClonePool, Discard, DropCached, Erase, FindHeld, Locate, Reserve, Reset, Resize, ViewPool,
+};
 use actix::{Actor, Context, Handler, MessageResult, Recipient};
 use pagetide_engine::allocation::{find, resize_swap, serve_swap};
 use pagetide_engine::block_pool::{BlockPool, PoolStats};
+use pagetide_engine::kept_prefix;
 use pagetide_engine::prefix_cache::EvictionPolicy;
 use pagetide_metrics as metrics;
 
@@ -110,6 +113,24 @@ impl Handler<DropCached> for SwapPool {
         self.pool.drop_cached();
         self.report();
         MessageResult(self.pool.stats())
+    }
+}
+
+impl Handler<Locate> for SwapPool {
+    type Result = MessageResult<Locate>;
+
+    fn handle(&mut self, Locate(names): Locate, _: &mut Self::Context) -> Self::Result {
+        MessageResult(kept_prefix::locate(&self.pool, &names))
+    }
+}
+
+impl Handler<Erase> for SwapPool {
+    type Result = MessageResult<Erase>;
+
+    fn handle(&mut self, Erase(names): Erase, _: &mut Self::Context) -> Self::Result {
+        let erased = kept_prefix::erase(&mut self.pool, &names);
+        self.report();
+        MessageResult(erased)
     }
 }
 

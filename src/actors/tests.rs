@@ -4,6 +4,7 @@ mod device;
 mod failure;
 mod flushing;
 mod intake;
+mod keeping;
 mod memory;
 mod pausing;
 mod storm;
@@ -15,8 +16,9 @@ use crate::intake::IntakeLimits;
 use crate::messages::{Accepted, Caller, FailNextStep, FlushCaches, SetPaused, Tune};
 use crate::places::Places;
 use crate::runtime::{ModelInfo, RuntimeHandle, Started, Wiring};
+use crate::scheduler::SchedulerActor;
 use crate::workers::Workers;
-use actix::{Recipient, System};
+use actix::{Addr, Recipient, System};
 use device::{Controls, FakeDevice};
 use futures_executor::block_on;
 use futures_util::FutureExt;
@@ -50,6 +52,7 @@ struct World {
     fail: Recipient<FailNextStep>,
     flush: Recipient<FlushCaches>,
     pause: Recipient<SetPaused>,
+    scheduler: Addr<SchedulerActor>,
     /// As it was started.
     tuning: Tuning,
     device: Arc<Controls>,
@@ -152,9 +155,9 @@ impl World {
             recorder,
             executor,
         };
-        let Started { system, intake, look, tune, fail, flush, pause, alive, .. } = wiring.start().unwrap();
+        let Started { system, intake, look, tune, fail, flush, pause, scheduler, alive, .. } = wiring.start().unwrap();
         let handle = RuntimeHandle::new(intake, look, model, workers, Default::default());
-        Self { handle, places, tune, tuning, fail, flush, pause, device: controls, system, alive }
+        Self { handle, places, tune, tuning, fail, flush, pause, scheduler, device: controls, system, alive }
     }
 
     fn submit(&self, prompt: Vec<TokenId>, max_tokens: u32) -> Result<Accepted, ApiError> {

@@ -121,6 +121,16 @@ pub struct ApiRequest {
     pub answer: AnswerOptions,
     /// `Some`: answer as a stream of events.
     pub stream: Option<StreamOptions>,
+    /// The slot that is to hold its tokens, where slots are kept. `None`: none is.
+    pub slot: Option<SlotChoice>,
+}
+
+/// Which of llama.cpp's slots a request wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SlotChoice {
+    /// Any that is idle.
+    Any,
+    Number(u64),
 }
 
 impl ApiRequest {
@@ -135,6 +145,7 @@ impl ApiRequest {
             each,
             answer: AnswerOptions::default(),
             stream: None,
+            slot: None,
         }
     }
 

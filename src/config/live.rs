@@ -69,6 +69,7 @@ const REASONS: &[(&str, &str)] = &[
     ("server.root_path", "the HTTP threads receive it at startup"),
     ("server.surfaces", "the HTTP threads receive it at startup"),
     ("server.dialect", "the HTTP threads receive it at startup"),
+    ("server.slot_folder", "the folder is opened at startup"),
     ("server.model_tags", "clients know the model by them"),
     ("server.cors_allowed_origins", "the HTTP threads receive it at startup"),
     ("server.cors_allow_credentials", "the HTTP threads receive it at startup"),

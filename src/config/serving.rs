@@ -28,6 +28,8 @@ pub struct ServerConfig {
     pub request_id_headers: bool,
     /// Whether `/slots` tells of the sequences that run.
     pub slots: bool,
+    /// Empty: slots are not kept.
+    pub slot_folder: String,
     /// Words about the model, for clients to read.
     pub model_tags: Vec<String>,
     pub schema_objects: SchemaObjects,
@@ -106,6 +108,7 @@ impl Default for ServerConfig {
             dialect: Dialect::OpenAi,
             request_id_headers: true,
             slots: true,
+            slot_folder: String::new(),
             model_tags: Vec::new(),
             schema_objects: SchemaObjects::Closed,
             force_include_usage: false,

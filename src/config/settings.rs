@@ -185,6 +185,12 @@ settings! {
     server.slots: RARE, SettingKind::Bool, "", None,
         "Whether llama.cpp's /slots tells of the sequences that run. If not, it answers 501.",
         "Nobody should see how many requests run, as with llama-server's --no-slots.";
+    server.slot_folder: RARE, text(any_text), "", Some(("slot-save-path", "DIR")),
+        "Folder for the files of llama.cpp's slots, which POST /slots/{id}?action=save writes and action=restore reads. It \
+         is created if it is not there. A relative path starts at the working directory. If empty, these actions and \
+         action=erase answer 501.",
+        "Clients keep the KV of long prompts beyond a restart. The files are as large as their KV, and nothing limits \
+         their number.";
     server.model_tags: RARE, LIST, "", None,
         "Words about the model that /v1/models shows in the dialect llama.cpp. They choose nothing.",
         "Clients pick models by tags, as with llama.cpp's --tags.";

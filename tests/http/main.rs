@@ -22,6 +22,7 @@ mod responses;
 mod samplers;
 mod server;
 mod sglang;
+mod slots;
 mod streams;
 mod telemetry;
 mod timeouts;

@@ -64,12 +64,15 @@ pub async fn document(server: &TestServer) -> Value {
     response.json().await.unwrap()
 }
 
-/// Every form of JSON body that a path takes; but those of settings and of batches, which `admin.rs` and `batches.rs`
-/// look at. A form that several paths take is that of the first, and what is rendered has the fields of what is run.
+/// Every form of JSON body that a path takes; but those of settings, of batches and of slots, which `admin.rs`,
+/// `batches.rs` and `slots.rs` look at. A form that several paths take is that of the first, and what is rendered has
+/// the fields of what is run.
 fn forms(document: &Value) -> Vec<Form> {
     let (mut forms, mut known) = (Vec::new(), HashSet::new());
-    let is_elsewhere =
-        |path: &str| path.starts_with("/admin/") || path.ends_with("/batches") || path.ends_with("/render");
+    let is_elsewhere = |path: &str| {
+        ["/admin/", "/slots/"].iter().any(|start| path.starts_with(start))
+            || ["/batches", "/render"].iter().any(|end| path.ends_with(end))
+    };
     for (path, item) in document["paths"].as_object().unwrap().iter().filter(|(path, _)| !is_elsewhere(path)) {
         let Some(schema) = item.pointer("/post/requestBody/content/application~1json/schema") else { continue };
         for form in schema["anyOf"].as_array().map_or(std::slice::from_ref(schema), Vec::as_slice) {

@@ -6,7 +6,7 @@ use crate::fields::sampling::{MAX_N, num_logprobs};
 use crate::id::random_hex;
 use crate::line_limits::LineLimits;
 use crate::model_info::ModelInfo;
-use crate::request::ApiRequest;
+use crate::request::{ApiRequest, SlotChoice};
 use pagetide_base::error::ApiError;
 use serde_json::Value;
 use std::time::Duration;
@@ -33,7 +33,8 @@ body_fields! {
         /// Whether the prompt's KV may come from the prefix cache. false: all of it is computed.
         #[schema(default = true)]
         pub cache_prompt: Option<bool>,
-        /// Which of llama.cpp's slots takes the request. Without effect: any cached prefix is found by itself.
+        /// The slot that holds the request's tokens for /slots/{id}, where slots are kept (server.slot_folder). Default,
+        /// and -1: the first that is idle. Any cached prefix is found by itself.
         #[schema(minimum = -1)]
         pub id_slot: Option<i64>,
         /// Tokens that llama.cpp keeps when it shifts a full context. Without effect: contexts are not shifted.
@@ -166,6 +167,9 @@ impl LlamaCppFields {
         if self.cache_prompt == Some(false) {
             // No other request has this salt, so nothing that is cached has it.
             request.each.core.cache_salt = Some(random_hex());
+        } else {
+            let number = self.id_slot.and_then(|id| u64::try_from(id).ok());
+            request.slot = Some(number.map_or(SlotChoice::Any, SlotChoice::Number));
         }
         Ok(())
     }

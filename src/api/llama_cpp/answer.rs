@@ -26,7 +26,7 @@ pub struct NativeAnswer {
     pub num_probs: Option<u32>,
     /// They are those behind all samplers.
     pub post_sampling_probs: bool,
-    /// The slot that the client asked for, or -1: no request has a slot of its own.
+    /// The slot that holds the request's tokens. Where slots are not kept: the one that the client asked for, or -1.
     pub id_slot: i64,
     pub n_keep: i64,
     pub n_discard: i64,

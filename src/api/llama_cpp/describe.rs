@@ -5,7 +5,7 @@ use super::completion::{GenerationFields, NOT_NATIVE, PromptField};
 use super::embedding::{NativeEmbedding, NativeEmbeddingFields};
 use super::infill::InfillFields;
 use super::probabilities::TokenProbabilities;
-use super::slots::Slot;
+use super::slots::{ErasedSlot, RestoredSlot, SavedSlot, Slot, SlotFileFields};
 use super::template::RenderedChat;
 use crate::Object;
 use crate::fields::llama_cpp::{ChatReadingFields, LlamaCppFields, TelemetryFields};
@@ -106,10 +106,21 @@ pub fn slots() -> Operation {
 }
 
 pub fn slot_action() -> Operation {
-    not_served("slot_action", "Not served: the KV cache has no slots and is not written to files")
-        .path_parameter("id", "A slot.")
+    Operation::new(Tag::Server, "slot_action", "Writes what a slot's last completion has left in the caches to a file")
+        .about(
+            "save writes the KV of the prompt and the answer to a file of the server's folder, restore reads it back \
+             into the prefix cache, and erase forgets it. Each API key with a prefix cache of its own has its own \
+             slots and files. 501 where server.slot_folder is empty, or there is no prefix cache.",
+        )
+        .path_parameter("id", "A slot: a number below scheduler.max_num_seqs.")
         .query_parameter("action", "save, restore or erase.", json!({"type": "string"}))
-        .fails(&[400])
+        .body("SlotFile")
+        .fields::<SlotFileFields>()
+        .fails(&[400, 500, 501])
+        .errors_as::<NativeError>()
+        .answers::<SavedSlot>("What was saved, restored or erased.")
+        .or_answers::<RestoredSlot>()
+        .or_answers::<ErasedSlot>()
 }
 
 pub fn lora_adapters() -> Operation {
@@ -165,7 +176,7 @@ struct NativeCompletion {
     content: String,
     /// With return_tokens; empty in a stream.
     tokens: Vec<u32>,
-    /// The id_slot of the request, or -1.
+    /// The slot that holds the request's tokens; where slots are not kept, the id_slot of the request, or -1.
     id_slot: i64,
     /// true.
     stop: bool,

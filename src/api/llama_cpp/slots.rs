@@ -1,7 +1,72 @@
-//! `GET /slots`: the seats of a step, with the sequences that run in them.
+//! `GET /slots`: the seats of a step, with the sequences that run in them. `POST /slots/{id}`: what the last completion
+//! of a slot has left in the prefix caches.
 
+use crate::body::{ParsedBody, body_fields};
+use crate::model_info::ModelInfo;
+use pagetide_base::error::ApiError;
 use serde::Serialize;
 use utoipa::ToSchema;
+
+body_fields! {
+    /// The body of `/slots/{id}` where a file is saved or restored.
+    pub struct SlotFileFields {
+        /// The name of the file in the server's folder (server.slot_folder): a plain name without separators.
+        #[schema(max_length = 255)]
+        filename: Option<String>,
+    }
+}
+
+/// The name of the file.
+pub fn parse_file(
+    ParsedBody { body, problems }: ParsedBody<SlotFileFields>,
+    _: &ModelInfo,
+) -> Result<String, ApiError> {
+    problems.check_object()?;
+    problems.check()?;
+    body.filename.ok_or_else(|| ApiError::invalid("filename", "filename is required"))
+}
+
+/// What has been written.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct SavedSlot {
+    pub id_slot: u32,
+    pub filename: String,
+    /// Tokens whose KV the file holds: those of whole blocks.
+    pub n_saved: usize,
+    /// Bytes of the file.
+    pub n_written: usize,
+    pub timings: SaveTimings,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub struct SaveTimings {
+    pub save_ms: f64,
+}
+
+/// What has come back.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct RestoredSlot {
+    pub id_slot: u32,
+    pub filename: String,
+    /// Tokens whose KV is cached now: from the first on, as many as the file has and the device has room for.
+    pub n_restored: usize,
+    /// Bytes of the file.
+    pub n_read: usize,
+    pub timings: RestoreTimings,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub struct RestoreTimings {
+    pub restore_ms: f64,
+}
+
+/// What has been forgotten.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ErasedSlot {
+    pub id_slot: u32,
+    /// Tokens whose KV is no longer cached.
+    pub n_erased: usize,
+}
 
 /// A sequence that holds blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

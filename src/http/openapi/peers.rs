@@ -5,6 +5,7 @@ use pagetide_api::body::BodyFields;
 use pagetide_api::llama_cpp::completion::NativeCompletionBody;
 use pagetide_api::llama_cpp::embedding::NativeEmbeddingBody;
 use pagetide_api::llama_cpp::infill::InfillBody;
+use pagetide_api::llama_cpp::slots::SlotFileFields;
 use pagetide_api::openai::{chat, completion, embeddings, tokenize};
 use pagetide_api::responses::request::ResponsesBody;
 use pagetide_api::vllm::{derender, generate, generative_score, render, rerank, score};
@@ -48,6 +49,7 @@ fn served() -> Vec<(&'static str, Vec<&'static str>)> {
         ("/embedding", names::<NativeEmbeddingBody>()),
         ("/apply-template", names::<chat::ChatBody>()),
         ("/v1/chat/completions/input_tokens", names::<chat::ChatBody>()),
+        ("/slots/:id_slot", names::<SlotFileFields>()),
         ("/tokenize", names::<tokenize::TokenizeBody>()),
         ("/detokenize", names::<tokenize::DetokenizeBody>()),
     ]

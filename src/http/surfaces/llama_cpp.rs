@@ -13,17 +13,19 @@ use actix_web::{HttpRequest, HttpResponse};
 use pagetide_actors::generation::{self, embedded};
 use pagetide_actors::live_settings::LiveSettings;
 use pagetide_actors::runtime::RuntimeHandle;
+use pagetide_actors::slots::SavedPrefix;
 use pagetide_actors::snapshot::Watched;
 use pagetide_api::llama_cpp::completion::NativeRequest;
 use pagetide_api::llama_cpp::embedding::NativeEmbeddingRequest;
 use pagetide_api::llama_cpp::error::error_body;
-use pagetide_api::llama_cpp::slots::BusySlot;
+use pagetide_api::llama_cpp::slots::{BusySlot, ErasedSlot, RestoreTimings, RestoredSlot, SaveTimings, SavedSlot};
 use pagetide_api::llama_cpp::stream::CompletionEvents;
 use pagetide_api::llama_cpp::{completion, describe, embedding, infill, props, slots, template};
 use pagetide_base::error::ApiError;
 use pagetide_engine::scheduler::SeqPhase;
 use serde::Deserialize;
 use serde_json::json;
+use std::time::Instant;
 
 pub static PATHS: [ApiPath; 12] = [
     post("/completion", || web::to(complete), describe::completion),
@@ -72,7 +74,10 @@ async fn fill_in(handle: SubmittingHandle, body: Body) -> Result<HttpResponse, H
 }
 
 async fn answer(handle: &RuntimeHandle, request: NativeRequest) -> Result<HttpResponse, HttpError> {
-    let NativeRequest { mut request, answer } = request;
+    let NativeRequest { mut request, mut answer } = request;
+    if let Some(slot) = handle.choose_slot(&mut request)? {
+        answer.id_slot = slot.into();
+    }
     if request.stream.is_some() {
         return Ok(EventBody::start(handle, request, CompletionEvents::new(answer)).await?.into_response());
     }
@@ -153,25 +158,41 @@ struct SlotQuery {
 }
 
 async fn act_on_slot(
+    handle: SubmittingHandle,
     slot: Path<String>,
     query: Result<Query<SlotQuery>, actix_web::Error>,
+    body: Body,
 ) -> Result<HttpResponse, HttpError> {
     let query = query.map_err(|error| wrong_query("action", &error))?;
-    if slot.parse::<u32>().is_err() {
+    let Ok(slot) = slot.parse() else {
         return Err(ApiError::invalid("id", format!("a slot's id must be a number of at least 0, got {slot}")).into());
-    }
-    let why = match query.action.as_str() {
-        "save" | "restore" => "the KV cache is not written to files",
-        "erase" => {
-            "the KV cache is shared by all requests, and no part of it belongs to a slot; cache_prompt: false has a \
-             prompt computed as a whole"
-        }
-        other => {
-            let message = format!("action must be one of save, restore, erase, got {other:?}");
-            return Err(ApiError::invalid("action", message).into());
-        }
     };
-    Err(ApiError::not_implemented(Some("action"), format!("action={} is not supported: {why}", query.action)).into())
+    if !["save", "restore", "erase"].contains(&query.action.as_str()) {
+        let message = format!("action must be one of save, restore, erase, got {:?}", query.action);
+        return Err(ApiError::invalid("action", message).into());
+    }
+    let Some(slots) = handle.slots() else {
+        let message = "this server does not keep slots: start it with --slot-save-path DIR (server.slot_folder)";
+        return Err(ApiError::not_implemented(None, message).into());
+    };
+    let id_slot = slots.check("id", slot)?;
+    if query.action == "erase" {
+        let n_erased = slots.erase(handle.caller(), id_slot).await?;
+        return Ok(HttpResponse::Ok().json(ErasedSlot { id_slot, n_erased }));
+    }
+    let filename = body.parse(&handle, slots::parse_file).await?;
+    let started = Instant::now();
+    let ms = || started.elapsed().as_secs_f64() * 1e3;
+    if query.action == "save" {
+        let SavedPrefix { num_tokens, num_bytes } = slots.save(handle.caller(), id_slot, &filename).await?;
+        let timings = SaveTimings { save_ms: ms() };
+        let saved = SavedSlot { id_slot, filename, n_saved: num_tokens, n_written: num_bytes, timings };
+        return Ok(HttpResponse::Ok().json(saved));
+    }
+    let SavedPrefix { num_tokens, num_bytes } = slots.restore(handle.caller(), id_slot, &filename).await?;
+    let timings = RestoreTimings { restore_ms: ms() };
+    let restored = RestoredSlot { id_slot, filename, n_restored: num_tokens, n_read: num_bytes, timings };
+    Ok(HttpResponse::Ok().json(restored))
 }
 
 fn wrong_query(param: &str, error: &actix_web::Error) -> ApiError {
