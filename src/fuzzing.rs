@@ -4,6 +4,7 @@
 //! Each function may reject its input, but must not panic, hang, or use memory out of proportion. `fuzz/` runs them on
 //! inputs that libFuzzer generates, `tests/fuzz_corpus.rs` on a stored corpus.
 
+use crate::actors::slots::file::{KvFormat, SlotFile, SlotWriter};
 use crate::api::body::{Bounds, read};
 use crate::api::live_server::LiveServer;
 use crate::api::llama_cpp::completion::NativeRequest;
@@ -35,6 +36,7 @@ use crate::text::grammar::{
 use crate::text::stop_regex::{RegexMatcher, StopRegexes};
 use crate::text::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
+use std::io::Cursor;
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -52,6 +54,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("request_body", request_body),
     ("config_toml", config_toml),
     ("recording", recording),
+    ("slot_file", slot_file),
     ("chat_output", chat_output),
     ("event_stream", event_stream),
     ("stop_regex", stop_regex),
@@ -268,6 +271,17 @@ fn recording(data: &[u8]) {
         }
     }
     let _ = replayer.pools();
+}
+
+/// A slot's file with small blocks. One that is accepted is written again as it was.
+fn slot_file(data: &[u8]) {
+    let format = KvFormat { identity: [7; 32], block_size: 2, block_bytes: 3 };
+    let Ok(mut file) = SlotFile::open(Cursor::new(data), format, 1000) else { return };
+    let tokens = file.tokens().to_vec();
+    let content = file.read(0..tokens.len() / format.block_size).expect("all of it has been checked");
+    let mut writer = SlotWriter::new(Vec::new(), format, file.salt()).expect("memory takes all");
+    writer.add(&tokens, &content).expect("memory takes all");
+    assert_eq!(writer.finish().expect("memory takes all").0, data);
 }
 
 /// A regular expression, and a text behind a zero byte. What is found must not depend on the cuts, but for `$` and
