@@ -3,6 +3,7 @@
 
 mod attention;
 mod bench;
+mod blocks;
 #[path = "../common/mod.rs"]
 #[allow(dead_code, reason = "what these tests do not use, others do")]
 mod common;

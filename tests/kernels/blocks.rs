@@ -3,7 +3,7 @@
 use crate::support::*;
 use pagetide_backend::cpu::{CpuBackend, CpuOptions, Isa};
 use pagetide_backend::{AttentionShape, Backend, DType, KvLayout};
-use pagetide_base::ids::BlockId;
+use pagetide_base::ids::{BlockId, KvPlace};
 
 const LAYOUT: KvLayout = KvLayout { num_layers: 3, num_kv_heads: 2, head_dim: 16, block_size: 5, dtype: DType::F16 };
 
@@ -48,6 +48,27 @@ fn swapped_blocks_come_back_whole_at_any_place() {
     for i in 0..20 {
         assert_eq!(after[20 + (i + 7) % 20], before[i], "block {i}");
     }
+}
+
+/// Also while copies between the tiers are under way, which reading and writing wait for.
+#[test]
+fn blocks_are_read_and_written_from_the_host() {
+    let mut backend = filled(40, 40);
+    let before = contents(&mut backend, 40);
+    let bytes = LAYOUT.block_bytes();
+    for round in 0..20 {
+        let out: Vec<_> = (0..20).map(|i| (i, (i + round) % 40)).collect();
+        assert!(backend.swap_out(&pairs(&out)));
+        let places =
+            [KvPlace::Swap(BlockId((3 + round) % 40)), KvPlace::Device(BlockId(39)), KvPlace::Device(BlockId(0))];
+        let mut read = vec![0; 3 * bytes];
+        backend.read_blocks(&places, &mut read);
+        assert_eq!(read, [&before[3][..], &before[39], &before[0]].concat());
+    }
+    assert!(backend.swap_in(&pairs(&[(19, 30), (20, 31)])));
+    backend.write_blocks(&[BlockId(31), BlockId(0)], &[&before[5][..], &before[6]].concat());
+    let after = contents(&mut backend, 40);
+    assert_eq!([&after[30], &after[31], &after[0], &after[1]], [&before[0], &before[5], &before[6], &before[1]]);
 }
 
 #[test]
