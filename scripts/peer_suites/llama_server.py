@@ -76,7 +76,7 @@ def main():
         # llama.cpp's cache goes by tokens.
         "cache.block_size": 1,
         "cache.num_device_blocks": 16384,
-        "server.slot_save_path": flags.slot_save_path or "",
+        "server.slot_folder": flags.slot_save_path or "",
     }
     # Without a template of its own, the test's model does not reason.
     if flags.reasoning_format == "none" or not flags.chat_template_file:
