@@ -375,12 +375,11 @@ fn grammar_text(data: &[u8]) {
 fn grammar_compile(data: &[u8]) {
     let Some((kind, data)) = data.split_first() else { return };
     let Ok(text) = std::str::from_utf8(data) else { return };
-    let spec = match kind % 3 {
-        0 => match serde_json::from_str(text) {
-            Ok(schema) => GrammarSpec::JsonSchema(schema),
-            Err(_) => return,
-        },
-        1 => GrammarSpec::Regex(text.to_owned()),
+    let spec = match (kind % 4, serde_json::from_str(text)) {
+        (0, Ok(schema)) => GrammarSpec::JsonSchema(schema),
+        (3, Ok(tag)) => GrammarSpec::StructuralTag(tag),
+        (0 | 3, Err(_)) => return,
+        (1, _) => GrammarSpec::Regex(text.to_owned()),
         _ => GrammarSpec::Grammar(text.to_owned()),
     };
     static COMPILER: LazyLock<GrammarCompiler> = LazyLock::new(|| {

@@ -3,9 +3,9 @@
 //! A [`GrammarRequest`] describes the required text. [`GrammarCompiler`] makes a
 //! [`ConstraintSource`](pagetide_base::rules::ConstraintSource) of it for the model's vocabulary. llguidance
 //! parses the text as it grows. The modules here prepare its input: schemas are checked, with the place of errors
-//! (`schema`), llama.cpp's grammars are translated (`gbnf`), the tokenizer is described (`vocabulary`), compiled
-//! grammars are cached and shared (`compiler`), and untrusted grammars are first compiled in another process
-//! (`sandbox`).
+//! (`schema`), llama.cpp's grammars and structural tags are translated (`gbnf`, `structural_tag`), the tokenizer is
+//! described (`vocabulary`), compiled grammars are cached and shared (`compiler`), and untrusted grammars are first
+//! compiled in another process (`sandbox`).
 
 pub mod compiler;
 mod constraint;
@@ -16,6 +16,7 @@ mod lexers;
 mod request;
 pub mod sandbox;
 mod schema;
+mod structural_tag;
 mod vocabulary;
 
 #[cfg(test)]

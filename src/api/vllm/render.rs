@@ -336,6 +336,7 @@ fn structured_outputs(grammar: &GrammarRequest) -> Value {
         GrammarSpec::JsonSchema(schema) => json!({ "json": schema }),
         GrammarSpec::Regex(regex) => json!({ "regex": regex }),
         GrammarSpec::Choice(choices) => json!({ "choice": choices }),
+        GrammarSpec::StructuralTag(tag) => json!({ "structural_tag": tag }),
         GrammarSpec::Grammar(text) | GrammarSpec::Lark(text) => json!({ "grammar": text }),
     }
 }

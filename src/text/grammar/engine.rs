@@ -5,6 +5,7 @@ use super::gbnf;
 use super::lark::lark_string;
 use super::request::{GrammarRequest, GrammarSpec};
 use super::schema;
+use super::structural_tag;
 use super::vocabulary::Vocabulary;
 use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
@@ -55,7 +56,7 @@ enum GrammarSource {
 }
 
 impl GrammarSource {
-    fn new(request: &GrammarRequest) -> Result<Self, ApiError> {
+    fn new(request: &GrammarRequest, vocabulary: &Vocabulary) -> Result<Self, ApiError> {
         let param = &request.param;
         let limit = |what: &str, got: usize, most: usize| {
             let message = format!("{param} must have at most {most} {what}, got {got}");
@@ -86,6 +87,12 @@ impl GrammarSource {
                 let lark = gbnf::to_lark(text);
                 let lark = lark.map_err(|error| ApiError::invalid(param, format!("{param}: {error}")))?;
                 limit("rules and groups", lark.lines().count(), MAX_GRAMMAR_LINES)?;
+                Ok(GrammarSource::Lark(lark))
+            }
+            GrammarSpec::StructuralTag(tag) => {
+                limit("bytes", tag.to_string().len(), MAX_SCHEMA_BYTES)?;
+                let lark = structural_tag::to_lark(tag, param, &request.whitespace, vocabulary)?;
+                limit("rules", lark.lines().count(), MAX_GRAMMAR_LINES)?;
                 Ok(GrammarSource::Lark(lark))
             }
             GrammarSpec::Lark(lark) => {
@@ -139,7 +146,7 @@ impl GrammarEngine {
     /// # Errors
     /// As [`GrammarCompiler::compile`](super::GrammarCompiler::compile).
     pub fn compile(&self, request: &GrammarRequest) -> Result<CompiledGrammar, ApiError> {
-        let source = GrammarSource::new(request)?;
+        let source = GrammarSource::new(request, &self.vocabulary)?;
         let parser = self.parser(source.grammar()).map_err(|message| self.explain(request, &source, message))?;
         let starts_after = request.starts_after.as_deref().filter(|text| !text.is_empty());
         let compiled = CompiledGrammar::new(parser, self.vocabulary.clone(), starts_after);
@@ -167,19 +174,44 @@ impl GrammarEngine {
                 };
                 schema::culprit(schema, message, error_of).in_param(param)
             }
-            GrammarSource::Lark(_) => ApiError::invalid(param, format!("{param}: {}", lark_place(&message))),
+            GrammarSource::Lark(_) => {
+                let message = match (&request.spec, lark_place(&message)) {
+                    (GrammarSpec::StructuralTag(tag), place) => match self.wrong_schema(tag, request) {
+                        Some(error) => return error,
+                        // The lines are not the client's.
+                        None => place.map_or(message.as_str(), |(_, rest)| rest).to_owned(),
+                    },
+                    (_, Some((place, rest))) => format!("{place}: {rest}"),
+                    (_, None) => message,
+                };
+                ApiError::invalid(param, format!("{param}: {message}"))
+            }
         }
+    }
+
+    /// The error of the first schema of a structural tag that is rejected alone.
+    fn wrong_schema(&self, tag: &Value, request: &GrammarRequest) -> Option<ApiError> {
+        let budget = Budget::time(EXPLAIN, Cancelled::default());
+        let mut found = None;
+        structural_tag::each_schema(&mut tag.clone(), &request.param, &mut |place, schema| {
+            if found.is_some() || budget.look().is_err() {
+                return;
+            }
+            let alone = GrammarRequest {
+                whitespace: request.whitespace.clone(),
+                ..GrammarRequest::new(GrammarSpec::JsonSchema(schema.clone()), place)
+            };
+            found = self.compile(&alone).err();
+        });
+        found
     }
 }
 
-/// Converts llguidance's "3(5): message" or "at 3(5): message" to words.
-fn lark_place(message: &str) -> String {
-    let place = || {
-        let rest = message.strip_prefix("at ").unwrap_or(message);
-        let (line, rest) = rest.split_once('(')?;
-        let (column, rest) = rest.split_once("): ")?;
-        let (line, column): (usize, usize) = (line.parse().ok()?, column.parse().ok()?);
-        Some(format!("line {line}, column {column}: {rest}"))
-    };
-    place().unwrap_or_else(|| message.to_owned())
+/// The place in words and the message of llguidance's "3(5): message" or "at 3(5): message".
+fn lark_place(message: &str) -> Option<(String, &str)> {
+    let rest = message.strip_prefix("at ").unwrap_or(message);
+    let (line, rest) = rest.split_once('(')?;
+    let (column, rest) = rest.split_once("): ")?;
+    let (line, column): (usize, usize) = (line.parse().ok()?, column.parse().ok()?);
+    Some((format!("line {line}, column {column}"), rest))
 }

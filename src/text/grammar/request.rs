@@ -17,6 +17,8 @@ pub enum GrammarSpec {
     Choice(Vec<String>),
     /// A grammar as clients write it: llama.cpp's GBNF, EBNF in its style, or llguidance's Lark.
     Grammar(String),
+    /// Text with tags, as xgrammar describes it: `format`, or the older `structures` and `triggers`.
+    StructuralTag(Value),
     /// A Lark grammar that the server has written.
     Lark(String),
 }
@@ -72,7 +74,7 @@ impl GrammarSpec {
     pub(super) fn len(&self) -> usize {
         match self {
             GrammarSpec::JsonObject => 0,
-            GrammarSpec::JsonSchema(schema) => schema.to_string().len(),
+            GrammarSpec::JsonSchema(value) | GrammarSpec::StructuralTag(value) => value.to_string().len(),
             GrammarSpec::Choice(choices) => choices.iter().map(String::len).sum(),
             GrammarSpec::Regex(text) | GrammarSpec::Grammar(text) | GrammarSpec::Lark(text) => text.len(),
         }

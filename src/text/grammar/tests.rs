@@ -1,5 +1,7 @@
 //! Random walks: at each step any allowed token comes, and the text at the end is what was asked for.
 
+mod structural_tags;
+
 use super::constraint::RequestGrammar;
 use super::engine::GrammarEngine;
 use super::vocabulary::Vocabulary;
@@ -28,10 +30,19 @@ struct WalkModel {
 const TOKENIZERS: [&str; 4] = ["demo", "byte_level_llama3", "sentencepiece_llama2", "sentencepiece_gemma"];
 
 fn model(name: &'static str) -> WalkModel {
+    model_with(name, &[])
+}
+
+/// The same with more special tokens.
+fn model_with(name: &'static str, special: &[&str]) -> WalkModel {
     let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     let folder = if name == "demo" { root.join("models/demo") } else { root.join("tests/data/tokenizers").join(name) };
     let read = |file: &str| std::fs::read_to_string(folder.join(file));
-    let config = read("tokenizer_config.json").unwrap();
+    let mut config: Value = serde_json::from_str(&read("tokenizer_config.json").unwrap()).unwrap();
+    if !special.is_empty() {
+        config["additional_special_tokens"] = special.iter().copied().collect();
+    }
+    let config = config.to_string();
     let tokenizer = Arc::new(Tokenizer::from_json(&read("tokenizer.json").unwrap(), Some(&config)).unwrap());
     let special = tokenizer.special_tokens();
     let ends: Vec<TokenId> = [&special.eos, &special.bos].into_iter().flatten().map(|token| token.id).collect();

@@ -34,7 +34,7 @@ impl Vocabulary {
                 let mut word = tokenizer.token_bytes(id);
                 if tokenizer.is_special(id) || end_tokens.contains(&id) {
                     if word.is_empty() {
-                        word = format!("<[{id}]>").into_bytes();
+                        word = unnamed(id).into_bytes();
                     }
                     word.insert(0, TokTrie::SPECIAL_TOKEN_MARKER);
                 }
@@ -89,6 +89,22 @@ impl Vocabulary {
         }
     }
 
+    /// The special tokens that have a name in UTF-8, with it.
+    pub fn special_tokens(&self) -> impl Iterator<Item = (&str, TokenId)> {
+        (0..self.len() as TokenId).filter_map(|token| match self.trie.token(token) {
+            [TokTrie::SPECIAL_TOKEN_MARKER, name @ ..] => {
+                let name = std::str::from_utf8(name).ok()?;
+                (!name.is_empty() && name != unnamed(token)).then_some((name, token))
+            }
+            _ => None,
+        })
+    }
+
+    /// The token that is this text and no special one.
+    pub fn text_token(&self, text: &str) -> Option<TokenId> {
+        self.trie.token_id_at_bytes(text.as_bytes())
+    }
+
     /// The tokens that the model would use for `text`, if together they are exactly `text`.
     fn encode(&self, text: &str) -> Option<Vec<TokenId>> {
         let tokenizer = self.tokenizer.as_ref()?;
@@ -115,6 +131,11 @@ impl Vocabulary {
         });
         rest.is_some_and(<[u8]>::is_empty)
     }
+}
+
+/// What stands for the name of a special token that has none.
+fn unnamed(token: TokenId) -> String {
+    format!("<[{token}]>")
 }
 
 impl TokenizerEnv for Vocabulary {
