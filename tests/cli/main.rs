@@ -5,6 +5,7 @@ mod manual;
 mod operate;
 mod output;
 mod recording;
+mod structured;
 mod token_ids;
 
 use serde_json::{Value, json};

@@ -203,7 +203,11 @@ async fn a_value_out_of_range_or_of_a_wrong_type_is_refused_by_name() {
         (json!({"stream": true, "stream_options": {"include_usage": 3}}), "stream_options.include_usage", "a boolean"),
         (json!({"ignore_eos": 2}), "ignore_eos", "a boolean"),
         (json!({"model": 7}), "model", "a string"),
-        (json!({"response_format": {"type": "yaml"}}), "response_format.type", "one of text, json_object, json_schema"),
+        (
+            json!({"response_format": {"type": "yaml"}}),
+            "response_format.type",
+            "one of text, json_object, json_schema, structural_tag",
+        ),
         (json!({"guided_regex": "a", "structured_outputs": {"json": {}}}), "guided_regex", "cannot be combined"),
         (json!({"best_of": 1, "n": 2}), "best_of", "at least n = 2"),
         (json!({"best_of": 129}), "best_of", "[1, 128]"),

@@ -98,10 +98,12 @@ async fn parameters_reach_the_engine() {
     assert_eq!((params.temperature, params.top_p, params.min_p), (0.25, 0.5, 0.125));
     assert_eq!((params.frequency_penalty, params.presence_penalty, params.repetition_penalty), (0.5, -0.5, 1.5));
     assert_eq!((submit.ignore_eos, submit.priority, submit.cache_salt.as_deref()), (true, 3, Some("k\ns")));
+    let tag = json!({"type": "structural_tag", "format": {"type": "any_text"}});
     for (params, spec) in [
         (json!({"regex": "a+"}), GrammarSpec::Regex("a+".into())),
         (json!({"json_schema": "{\"type\": \"object\"}"}), GrammarSpec::JsonSchema(json!({"type": "object"}))),
         (json!({"ebnf": "root ::= \"a\""}), GrammarSpec::Grammar("root ::= \"a\"".into())),
+        (json!({ "structural_tag": tag.to_string() }), GrammarSpec::StructuralTag(tag)),
     ] {
         server.ok(PATH, &body(json!({ "sampling_params": params }))).await;
         assert_eq!(server.last_submit().grammar.unwrap().spec, spec);

@@ -456,6 +456,41 @@ async fn objects_of_schemas_are_closed_unless_the_server_or_the_schema_opens_the
 }
 
 #[actix_web::test]
+async fn structural_tags_are_read_where_vllm_has_them() {
+    let server = TestServer::saying("x");
+    let schema = json!({"type": "object", "properties": {"a": {"type": "string"}}});
+    let mut closed = schema.clone();
+    closed["additionalProperties"] = false.into();
+    let older = |schema: &Value| {
+        let structures = json!([{"begin": "<f>", "schema": schema, "end": "</f>"}]);
+        json!({"type": "structural_tag", "structures": structures, "triggers": ["<"]})
+    };
+    let newer = |schema: &Value| {
+        let format = json!({"type": "json_schema", "json_schema": schema});
+        json!({"type": "structural_tag", "format": {"type": "optional", "content": format}})
+    };
+    let messages = json!([{"role": "user", "content": "a"}]);
+    for (path, mut body) in
+        [("/v1/completions", json!({"prompt": "a"})), ("/v1/chat/completions", json!({"messages": messages}))]
+    {
+        for (name, field, expected) in [
+            ("response_format", older(&schema), older(&closed)),
+            ("response_format", newer(&schema), newer(&closed)),
+            ("structured_outputs", json!({"structural_tag": newer(&schema)}), newer(&closed)),
+            ("structured_outputs", json!({"structural_tag": older(&schema).to_string()}), older(&closed)),
+        ] {
+            body["response_format"] = Value::Null;
+            body[name] = field;
+            server.ok(path, &body).await;
+            assert_eq!(server.last_submit().grammar.unwrap().spec, GrammarSpec::StructuralTag(expected));
+        }
+        body["structured_outputs"] = json!({"structural_tag": 5});
+        let (status, error) = server.refused(path, &body).await;
+        assert_eq!((status, &error["param"]), (400, &json!("structured_outputs.structural_tag")), "{error}");
+    }
+}
+
+#[actix_web::test]
 async fn tokens_are_named_by_their_ids_where_the_server_says_so() {
     let config = ServerConfig { return_tokens_as_token_ids: true, ..ServerConfig::default() };
     let server = TestServer::configured(&config);

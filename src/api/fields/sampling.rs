@@ -9,7 +9,6 @@ use crate::prompt::Prompt;
 use crate::request::{AnswerOptions, ApiRequest, FieldNames, PromptRequest, StreamOptions};
 use pagetide_base::error::ApiError;
 use pagetide_base::sampling::params::{MAX_REPETITION_PENALTY, MAX_TEMPERATURE, SamplingParams, TokenMask};
-use pagetide_text::grammar::{GrammarRequest, GrammarSpec, close_objects};
 use pagetide_text::output::OutputOptions;
 use pagetide_text::stop_regex::{BadStopRegex, StopRegexes};
 use pagetide_text::truncation::{Side, Truncation};
@@ -367,10 +366,10 @@ impl SamplingFields {
         memory: &MemoryFields,
         model: &ModelInfo,
     ) -> Result<ApiRequest, ApiError> {
-        if let Some(GrammarRequest { spec: GrammarSpec::JsonSchema(schema), .. }) = &mut each.grammar
+        if let Some(grammar) = &mut each.grammar
             && model.server.get().closes_objects()
         {
-            close_objects(schema);
+            grammar.spec.close_objects();
         }
         let (n, best_of) = (self.n()?, self.best_of()?);
         let in_every_chunk = model.server.get().force_include_usage;

@@ -49,6 +49,10 @@ body_fields! {
         /// The name of SGLang and llama.cpp for a JSON schema, or one in a string.
         #[schema(value_type = Option<SchemaOrText>)]
         json_schema: Option<Value>,
+        /// SGLang's name for free text with structured parts: what response_format has with the type structural_tag, or
+        /// the same in a string.
+        #[schema(value_type = Option<TagOrText>)]
+        structural_tag: Option<Value>,
     }
 }
 
@@ -66,6 +70,38 @@ enum ResponseFormat {
     },
     /// JSON that the schema accepts.
     JsonSchema { json_schema: NamedSchema },
+    /// Free text with structured parts: format, or structures and triggers.
+    StructuralTag(StructuralTag),
+}
+
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "only described")]
+struct StructuralTag {
+    /// A format of xgrammar: an object with a type, which may contain others.
+    #[schema(value_type = Option<Object>)]
+    format: Option<Value>,
+    /// The older form: wherever the text reaches a trigger, it goes on as one of these that begin with it.
+    structures: Option<Vec<TagStructure>>,
+    triggers: Option<Vec<String>>,
+}
+
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "only described")]
+struct TagStructure {
+    /// It begins with one of the triggers.
+    begin: String,
+    /// The JSON schema of what is between begin and end; any JSON without it.
+    #[schema(value_type = Option<Object>)]
+    schema: Option<Value>,
+    end: String,
+}
+
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[allow(dead_code, reason = "only described")]
+enum TagOrText {
+    Tag(StructuralTag),
+    Text(String),
 }
 
 #[derive(ToSchema)]
@@ -95,6 +131,8 @@ struct StructuredOutputs {
     grammar: Option<String>,
     /// Any JSON object.
     json_object: Option<bool>,
+    /// Free text with structured parts: what response_format has with the type structural_tag, or the same in a string.
+    structural_tag: Option<TagOrText>,
     /// White space between JSON's parts, a regular expression.
     whitespace_pattern: Option<String>,
     /// No white space between JSON's parts.
@@ -169,6 +207,7 @@ impl StructuredFields {
             ("regex", "regex", &self.regex),
             ("grammar", "ebnf", &self.ebnf),
             ("json", "json_schema", &self.json_schema),
+            ("structural_tag", "structural_tag", &self.structural_tag),
         ];
         let mut given = all
             .into_iter()
@@ -200,7 +239,11 @@ fn response_format(given: Option<&Value>) -> Result<Option<GrammarRequest>, ApiE
     if !format.is_object() {
         return Err(wrong("response_format", "an object with a type", Some(format)));
     }
-    text_format("response_format", format, || {
+    if format.get("type").is_some_and(|kind| kind == "structural_tag") {
+        return constraint("structural_tag", "response_format", format).map(Some);
+    }
+    const TYPES: &str = "one of text, json_object, json_schema, structural_tag";
+    text_format("response_format", format, TYPES, || {
         const PARAM: &str = "response_format.json_schema";
         match given_field(format, "json_schema") {
             Some(given) if given.is_object() => json_schema(PARAM, given),
@@ -209,13 +252,14 @@ fn response_format(given: Option<&Value>) -> Result<Option<GrammarRequest>, ApiE
     })
 }
 
-/// The format at `path`, by its type; `schema` reads what there is beside the type json_schema.
+/// The format at `path`, by its type, which must be one of `types`; `schema` reads what there is beside the type
+/// json_schema.
 pub fn text_format(
     path: &str,
     format: &Value,
+    types: &str,
     schema: impl FnOnce() -> Result<GrammarRequest, ApiError>,
 ) -> Result<Option<GrammarRequest>, ApiError> {
-    const TYPES: &str = "one of text, json_object, json_schema";
     match format.get("type").and_then(Value::as_str) {
         Some("text") => Ok(None),
         Some("json_object") => match given_field(format, "schema") {
@@ -223,14 +267,8 @@ pub fn text_format(
             Some(schema) => constraint("json", &format!("{path}.schema"), schema).map(Some),
         },
         Some("json_schema") => schema().map(Some),
-        Some("structural_tag") => Err(structural_tag(&format!("{path}.type"))),
-        _ => Err(wrong(&format!("{path}.type"), TYPES, format.get("type"))),
+        _ => Err(wrong(&format!("{path}.type"), types, format.get("type"))),
     }
-}
-
-fn structural_tag(param: &str) -> ApiError {
-    let message = format!("{param}: structural tags are not supported; use tools, or a grammar");
-    ApiError::invalid(param, message)
 }
 
 /// A schema, perhaps with a name, at `path`. `strict: true` closes its objects, whatever the server's setting is.
@@ -277,10 +315,8 @@ fn structured_outputs(given: Option<&Value>) -> Result<Option<GrammarRequest>, A
         Some(Value::Bool(flag)) => Ok(*flag),
         Some(other) => Err(wrong(&format!("{PARAM}.{name}"), "a boolean", Some(other))),
     };
-    if flag("disable_additional_properties")?
-        && let GrammarSpec::JsonSchema(schema) = &mut request.spec
-    {
-        close_objects(schema);
+    if flag("disable_additional_properties")? {
+        request.spec.close_objects();
     }
     // There is one backend, which either keeps to the schema or refuses it.
     flag("disable_fallback")?;
@@ -313,19 +349,20 @@ fn asks(kind: &str, value: &Value) -> bool {
 
 fn constraint(kind: &str, param: &str, value: &Value) -> Result<GrammarRequest, ApiError> {
     let text = || value.as_str().map(str::to_owned).ok_or_else(|| wrong(param, "a string", Some(value)));
+    // vLLM takes JSON as text too.
+    let json = |expected: &str| match value {
+        Value::String(text) => serde_json::from_str(text)
+            .map_err(|error| ApiError::invalid(param, format!("{param} is not JSON: {error}"))),
+        object if object.is_object() => Ok(object.clone()),
+        other => Err(wrong(param, expected, Some(other))),
+    };
     let spec = match kind {
-        "json" => GrammarSpec::JsonSchema(match value {
-            // vLLM takes the schema as text too.
-            Value::String(text) => serde_json::from_str(text)
-                .map_err(|error| ApiError::invalid(param, format!("{param} is not JSON: {error}")))?,
-            schema if schema.is_object() => schema.clone(),
-            other => return Err(wrong(param, "a JSON schema, or one in a string", Some(other))),
-        }),
+        "json" => GrammarSpec::JsonSchema(json("a JSON schema, or one in a string")?),
         "json_object" if *value == Value::Bool(true) => GrammarSpec::JsonObject,
         "json_object" => return Err(wrong(param, "a boolean", Some(value))),
         "regex" => GrammarSpec::Regex(text()?),
         "choice" => GrammarSpec::Choice(choices(param, value)?),
-        "structural_tag" => return Err(structural_tag(param)),
+        "structural_tag" => GrammarSpec::StructuralTag(json("a structural tag, or one in a string")?),
         _ => GrammarSpec::Grammar(text()?),
     };
     Ok(GrammarRequest::new(spec, param))
@@ -362,6 +399,7 @@ mod tests {
     fn each_way_to_ask_is_read() {
         let schema = json!({ "type": "object", "properties": { "a": { "type": "integer" } } });
         let json_schema = GrammarSpec::JsonSchema(schema.clone());
+        let tag = json!({ "type": "structural_tag", "format": { "type": "json_schema", "json_schema": schema } });
         let cases = [
             (json!({"response_format": {"type": "json_object"}}), GrammarSpec::JsonObject, "response_format"),
             (
@@ -387,6 +425,13 @@ mod tests {
             (json!({"ebnf": "root ::= \"a\"", "regex": null}), GrammarSpec::Grammar("root ::= \"a\"".into()), "ebnf"),
             (json!({"regex": "a+"}), GrammarSpec::Regex("a+".into()), "regex"),
             (json!({"json_schema": schema.to_string()}), json_schema.clone(), "json_schema"),
+            (json!({ "response_format": tag }), GrammarSpec::StructuralTag(tag.clone()), "response_format"),
+            (
+                json!({"structured_outputs": {"structural_tag": tag.to_string()}}),
+                GrammarSpec::StructuralTag(tag.clone()),
+                "structured_outputs.structural_tag",
+            ),
+            (json!({ "structural_tag": tag }), GrammarSpec::StructuralTag(tag.clone()), "structural_tag"),
             (
                 json!({"response_format": {"type": "json_object", "schema": schema}}),
                 json_schema.clone(),
@@ -439,7 +484,13 @@ mod tests {
             "a": {"properties": {}, "additionalProperties": false},
             "b": {"properties": {}, "additionalProperties": true},
         }, "additionalProperties": false});
-        assert_eq!(closed.spec, GrammarSpec::JsonSchema(expected));
+        assert_eq!(closed.spec, GrammarSpec::JsonSchema(expected.clone()));
+        let tag = |schema: &Value| {
+            let format = json!({"type": "sequence", "elements": [{"type": "json_schema", "json_schema": schema}]});
+            json!({"format": format, "structures": [{"schema": schema}]})
+        };
+        let closed = of(json!({"structural_tag": tag(&open), "disable_additional_properties": true}));
+        assert_eq!(closed.spec, GrammarSpec::StructuralTag(tag(&expected)));
         let guided = json!({"guided_json": {}, "guided_whitespace_pattern": ""});
         assert_eq!(grammar(&guided).unwrap().unwrap().whitespace, Whitespace::Compact);
     }
@@ -452,7 +503,8 @@ mod tests {
             (format(json!("json")), "response_format"),
             (format(json!({})), "response_format.type"),
             (format(json!({"type": "yaml"})), "response_format.type"),
-            (format(json!({"type": "structural_tag"})), "response_format.type"),
+            (json!({"structural_tag": "{"}), "structural_tag"),
+            (json!({"structured_outputs": {"structural_tag": []}}), "structured_outputs.structural_tag"),
             (format(json!({"type": "json_schema"})), "response_format.json_schema"),
             (schema(json!({"name": 5, "schema": {}})), "response_format.json_schema.name"),
             (schema(json!({"name": "n"})), "response_format.json_schema.schema"),

@@ -399,7 +399,7 @@ impl ResponsesFields {
         let given = self.text.as_ref().and_then(|text| text.format.as_ref());
         let Some(given) = given.filter(|format| !format.is_null()) else { return Ok(None) };
         string(PATH, object(PATH, given)?, "type")?;
-        text_format(PATH, given, || json_schema(PATH, given))
+        text_format(PATH, given, "one of text, json_object, json_schema", || json_schema(PATH, given))
     }
 
     /// Most likely tokens reported with each token of the text.

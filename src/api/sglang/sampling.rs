@@ -42,6 +42,7 @@ impl NestedNames for SglangNames {
         ("stop", "stop"),
         ("stop_regex", "stop_regex"),
         ("stop_token_ids", "stop_token_ids"),
+        ("structural_tag", "structural_tag"),
         ("temperature", "temperature"),
         ("top_k", "top_k"),
         ("top_p", "top_p"),
@@ -95,7 +96,7 @@ impl BodyFields for SglangConstraints {
 }
 
 impl SglangConstraints {
-    const NAMES: [&'static str; 3] = ["ebnf", "json_schema", "regex"];
+    const NAMES: [&'static str; 4] = ["ebnf", "json_schema", "regex", "structural_tag"];
 }
 
 impl PartialSchema for SglangConstraints {
@@ -135,7 +136,6 @@ impl RefusedTable for UnsupportedParams {
         refuse("stop_regex_strs", "use stop_regex"),
         refuse("stop_str_max_len", "leave it out").unless(Off::Number(0.0)),
         refuse("stop_strs", "use stop"),
-        refuse("structural_tag", "use json_schema, regex or ebnf"),
         refuse("watermark", "leave it out"),
     ];
 
