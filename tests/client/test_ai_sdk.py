@@ -44,6 +44,19 @@ def test_a_tool_call_is_streamed(seen):
     assert call["kinds"].index("tool-input-start") < call["kinds"].index("tool-input-delta")
 
 
+def test_a_tool_that_is_called_has_a_result(seen):
+    assert seen["agent"]["results"] in (["sunny in Oslo"], ["sunny in Lima"]) and seen["agent"]["text"]
+
+
+def test_a_schema_is_kept_to(seen):
+    structured = seen["structured"]
+    assert structured["whole"]["size"] in ("small", "large") and structured["last"]["size"] in ("small", "large")
+
+
+def test_embeddings(seen):
+    assert len(seen["embeddings"]) == 2 and len(set(seen["embeddings"])) == 1
+
+
 def test_an_error_says_what_is_wrong(seen):
     assert seen["failure"]["status"] == 400
     assert "temperature must be in [0, 100], got -1" in seen["failure"]["message"]
