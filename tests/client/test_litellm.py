@@ -1,4 +1,4 @@
-"""Uses Ollama's API through LiteLLM, as aider and many others do."""
+"""Uses the APIs of Ollama, OpenAI and Anthropic through LiteLLM, as aider and many others do."""
 
 import json
 import os
@@ -71,10 +71,59 @@ def test_a_tool_is_called(url):
 
 
 def test_an_embedding(url):
-    embedded = litellm.embedding(model="ollama/demo", api_base=url, input=["a tide", "a page"])
-    assert len(embedded.data) == 2 and len(embedded.data[0]["embedding"]) > 1
+    for model, base in (("ollama/demo", url), ("openai/demo", f"{url}/v1"), ("hosted_vllm/demo", f"{url}/v1")):
+        embedded = litellm.embedding(model=model, api_base=base, api_key="none", input=["a tide", "a page"])
+        assert len(embedded.data) == 2 and len(embedded.data[0]["embedding"]) > 1
+
+
+# Each with the path that it wants to have in its base.
+PROVIDERS = {"openai": "/v1", "hosted_vllm": "/v1", "anthropic": ""}
+
+
+@pytest.fixture(params=PROVIDERS)
+def provider(url, request):
+    """Asks by a provider that can demand a call."""
+    base = url + PROVIDERS[request.param]
+    return lambda **more: ask(base, request.param, **{"api_key": "none", "max_tokens": 60} | more)
+
+
+def test_other_providers_stream(provider):
+    whole = provider().choices[0].message.content
+    chunks = list(provider(stream=True, stream_options={"include_usage": True}))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == whole != ""
+    assert len(chunks) > 4 and chunks[-1].usage.completion_tokens > 0
+
+
+def test_other_providers_keep_to_a_schema(provider):
+    answer = provider(response_format=form(closed(size={"enum": [1, 2, 3]}))).choices[0].message.content
+    assert json.loads(answer)["size"] in (1, 2, 3)
+
+
+def test_other_providers_call_a_tool(provider):
+    asked = dict(tools=[WEATHER], tool_choice="required", parallel_tool_calls=False)
+    answer = provider(**asked).choices[0]
+    [made] = answer.message.tool_calls
+    assert (made.function.name, set(json.loads(made.function.arguments))) == ("weather", {"city"})
+    chunks = list(provider(stream=True, **asked))
+    [streamed] = litellm.stream_chunk_builder(chunks).choices[0].message.tool_calls
+    assert streamed.function.name == "weather" and set(json.loads(streamed.function.arguments)) == {"city"}
+    result = {"role": "tool", "tool_call_id": made.id, "content": "sunny"}
+    after = provider(messages=[*QUESTION, answer.message.model_dump(), result], tools=[WEATHER])
+    assert after.choices[0].message.content and not after.choices[0].message.tool_calls
+
+
+def test_responses_and_completions(url):
+    base = dict(api_base=f"{url}/v1", api_key="none")
+    response = litellm.responses(model="openai/demo", input="What is Pagetide?", max_output_tokens=20, **base)
+    assert response.output[0].content[0].text
+    asked = dict(model="text-completion-openai/demo", prompt="Paging is", max_tokens=12, temperature=0, **base)
+    streamed = "".join(chunk.choices[0].text or "" for chunk in litellm.text_completion(stream=True, **asked))
+    assert litellm.text_completion(**asked).choices[0].text == streamed != ""
 
 
 def test_an_error_says_what_is_wrong(url):
     with pytest.raises(litellm.exceptions.APIConnectionError, match="options.temperature must be in"):
         ask(url, temperature=-1)
+    for provider, base in PROVIDERS.items():
+        with pytest.raises(litellm.exceptions.BadRequestError, match="temperature must be in"):
+            ask(url + base, provider, api_key="none", temperature=-1)
