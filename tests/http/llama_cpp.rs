@@ -525,6 +525,8 @@ async fn embeddings_have_llama_cpps_shape() {
         (json!({}), "content"),
         (json!({"content": "a", "embd_normalize": -2}), "embd_normalize"),
         (json!({"content": "a", "encoding_format": "base64"}), "encoding_format"),
+        (json!({"input": "a", "content": [["a", null]]}), "content"),
+        (json!({"input": [["a", null]], "content": "a"}), "input"),
     ] {
         let (status, error) = server.refused("/embedding", &body).await;
         assert_eq!(status, 400);

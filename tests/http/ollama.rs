@@ -268,6 +268,23 @@ async fn texts_are_embedded() {
 }
 
 #[actix_web::test]
+async fn options_of_embeddings_are_checked_even_without_a_text() {
+    let server = TestServer::saying("x");
+    for (wrong, named) in [
+        (json!({"options": {"temperature": 1e9}}), "options.temperature must be in"),
+        (json!({"options": {"mirostat": 7}}), "options.mirostat"),
+        (json!({"options": {"stop": [""]}}), "options.stop"),
+        (json!({"options": {"num_predict": 1_i64 << 40}}), "options.num_predict"),
+        (json!({"keep_alive": {}}), "keep_alive must be"),
+    ] {
+        for (path, body) in [("/api/embed", json!({"input": []})), ("/api/embeddings", json!({"prompt": ""}))] {
+            let (status, error) = refused(&server, path, &with(body, wrong.clone())).await;
+            assert!(status == 400 && error.starts_with(named), "{path} {wrong}: {error}");
+        }
+    }
+}
+
+#[actix_web::test]
 async fn a_suffix_asks_for_what_is_before_it() {
     let server = TestServer::filling_in("mid");
     let body = |more: Value| {

@@ -76,8 +76,16 @@ pub fn parse(
     one_of("encoding_format", encoding_format.as_deref(), &["float"])?;
     let norm = in_range("embd_normalize", embd_normalize.unwrap_or(2), -1..=MAX_NORM)?;
     let is_given = |field: &IdsField| field.ids.is_some() || field.other.is_some();
-    let (name, given) = if is_given(&input) { ("input", input) } else { ("content", content) };
-    let prompts = prompts(name, given, true, model.vocab_size)?;
+    let read = |name, given| prompts(name, given, true, model.vocab_size);
+    let (name, prompts) = if is_given(&input) {
+        if is_given(&content) {
+            // It has to be right all the same.
+            read("content", content)?;
+        }
+        ("input", read("input", input)?)
+    } else {
+        ("content", read("content", content)?)
+    };
     let names = FieldNames { prompt: name, ..FieldNames::COMPLETION };
     let each = embedding_of_each(names, model.pooling, None);
     Ok(NativeEmbeddingRequest { request: ApiRequest::new(prompts, each), norm })

@@ -1,6 +1,6 @@
 //! `POST /api/embed`, and `POST /api/embeddings`, which came before it.
 
-use super::fields::model_name;
+use super::fields::{KeepAlive, model_name};
 use super::options::{OllamaOptions, options};
 use crate::body::fields::IdsField;
 use crate::body::ids::Ids;
@@ -47,7 +47,7 @@ body_fields! {
         #[schema(value_type = Option<OllamaOptions>)]
         options: Option<Map<String, Value>>,
         /// How long the model stays loaded. Without effect: it stays as long as the server runs.
-        #[schema(value_type = Option<String>)]
+        #[schema(value_type = Option<KeepAlive>)]
         keep_alive: Option<Value>,
     }
 }
@@ -124,7 +124,7 @@ pub fn parse_older(
 
 impl AcceptedInEmbed {
     fn check(self, model: &ModelInfo) -> Result<(), ApiError> {
-        options(self.options, model)?;
+        options(self.options, model)?.check(model)?;
         match &self.keep_alive {
             None | Some(Value::Number(_) | Value::String(_)) => Ok(()),
             other => Err(wrong_type("keep_alive", "a number of seconds or a string", other.as_ref())),

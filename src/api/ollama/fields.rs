@@ -60,7 +60,7 @@ enum OllamaFormat {
 #[derive(ToSchema)]
 #[serde(untagged)]
 #[allow(dead_code, reason = "only described")]
-enum KeepAlive {
+pub(super) enum KeepAlive {
     Seconds(f64),
     Text(String),
 }

@@ -3,9 +3,12 @@
 use crate::body::refused::{Off, Refused, RefusedField, RefusedTable, refuse};
 use crate::body::{body, body_fields};
 use crate::checks::in_range;
-use crate::fields::nested::{DifferentField, NestedNames, NestedSampling, below, describe_object, read_nested};
+use crate::fields::nested::{
+    DifferentField, NestedNames, NestedSampling, as_nested, below, describe_object, read_nested,
+};
 use crate::fields::sampling::SamplingFields;
 use crate::model_info::ModelInfo;
+use crate::request::FieldNames;
 use pagetide_base::error::ApiError;
 use serde_json::{Map, Value};
 
@@ -147,6 +150,15 @@ impl MaxTokens {
             Self::Zero => Some(1),
             Self::Some(most) => Some(most),
         }
+    }
+}
+
+impl GenerateOptions {
+    /// Refuses what no answer can be sampled with, where nothing is sampled.
+    pub(super) fn check(&self, model: &ModelInfo) -> Result<(), ApiError> {
+        let params = self.sampling.params(model).map_err(as_nested::<OptionNames>)?;
+        let answer = self.sampling.answer(&params, &FieldNames::OLLAMA_CHAT, model);
+        answer.map(drop).map_err(as_nested::<OptionNames>)
     }
 }
 
