@@ -35,6 +35,8 @@ pub fn upload_file() -> Operation {
             "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2_592_000},
         },
         "required": ["file", "purpose"],
+        // A part's name is in quotes in a header. Other parts are left out.
+        "propertyNames": {"pattern": r#"^[^\\\x00-\x1f\x7f]*$"#},
     });
     operation("upload_file", "Uploads the input of a batch: a request in each line")
         .about(format!("{OFF} 413 beyond batches.max_file_mib."))

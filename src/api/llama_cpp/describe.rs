@@ -63,7 +63,6 @@ pub fn embedding() -> Operation {
         .body("NativeEmbeddingRequest")
         .fields::<NativeEmbeddingFields>()
         .fields::<ModelField>()
-        .requires(&["content"])
         .generates()
         .errors_as::<NativeError>()
         .answers::<NativeEmbeddings>("An embedding of each text, in their order.")

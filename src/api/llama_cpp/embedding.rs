@@ -20,7 +20,7 @@ const MAX_INT16: f64 = 32_760.0;
 
 body_fields! {
     pub(super) struct NativeEmbeddingFields {
-        /// A text, token ids, an object with prompt_string, or an array of these.
+        /// A text, token ids, an object with prompt_string, or an array of these. Required unless input is given.
         #[schema(value_type = Option<NativePromptForms>)]
         content: IdsField,
         /// Another name of content, which it goes before.

@@ -8,20 +8,23 @@ use pagetide_base::error::ApiError;
 use serde_json::Value;
 use utoipa::ToSchema;
 
-/// What a prompt may be.
+/// What a prompt may be. No two forms are alike, so that a value has one of them at most.
 #[derive(ToSchema)]
 #[serde(untagged)]
 #[allow(dead_code, reason = "only described: see prompts()")]
 pub enum NativePromptForms {
-    One(NativePrompt),
-    Several(Vec<NativePrompt>),
+    Text(String),
+    Object(PromptObject),
+    /// Texts and token ids, which are one prompt if an id is among them, or several prompts.
+    Several(Vec<NativePromptPart>),
 }
 
 #[derive(ToSchema)]
 #[serde(untagged)]
 #[allow(dead_code, reason = "only described")]
-pub enum NativePrompt {
+pub enum NativePromptPart {
     Text(String),
+    Token(u32),
     /// Texts and token ids.
     Mixed(Vec<TextOrToken>),
     Object(PromptObject),
