@@ -21,11 +21,10 @@ def test_the_server_does_what_its_description_says(tmp_path):
         # Random settings would change the server under test. tests/http/admin.rs tests the admin paths.
         # The console's event streams do not end. tests/http/console.rs and test_console.py test them.
         # A pause stops the engine under the other paths, and is for the operator. tests/http/sglang.rs tests it.
-        # The descriptions of the last three are not exact: inputs that ask for nothing are not checked further, and the
-        # range of a field of a form is not kept to.
-        left_out = "^/((admin|console)/|(pause|continue)_generation$|api/embed$|embedding$|v1/files$)"
+        left_out = "^/((admin|console)/|(pause|continue)_generation$)"
         command += ["--exclude-path-regex", left_out]
-        limits = ["--seed", "1", "--max-examples", "30", "--workers", "1"]
+        # What is bounded is the number of requests and the time of each. So a slow machine takes longer and no more.
+        limits = ["--seed", "1", "--max-examples", "30", "--workers", "1", "--request-timeout", "60"]
         env = os.environ | {"SCHEMATHESIS_HOOKS": "hooks", "PYTHONPATH": str(HERE)}
-        run = subprocess.run([*command, *limits], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=900)
+        run = subprocess.run([*command, *limits], cwd=tmp_path, env=env, capture_output=True, text=True)
         assert run.returncode == 0, run.stdout + run.stderr
