@@ -218,8 +218,14 @@ mod tests {
     #[test]
     fn a_helper_that_dies_or_hangs_refuses_the_grammar() {
         let error = check(&sandbox("/bin/false"), &Budget::steps(1));
-        assert_eq!((error.status, error.code), (400, Some("too_complex")), "{error}");
-        assert!(error.message.contains("did not survive") || error.message.contains("none could be"), "{error}");
+        // One that ends before it has the vocabulary was never a helper. It may be as quick as that, or not.
+        match error.status {
+            500 => assert!(error.message.contains("none could be started"), "{error}"),
+            _ => {
+                assert_eq!((error.status, error.code), (400, Some("too_complex")), "{error}");
+                assert!(error.message.contains("did not survive"), "{error}");
+            }
+        }
         let hangs = sandbox("/usr/bin/yes");
         let error = check(&hangs, &Budget::time(Duration::from_millis(100), Cancelled::default()));
         assert!(error.message.contains("intake.job_timeout_s"), "{error}");
