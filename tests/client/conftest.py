@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import pathlib
+import shutil
 import socket
 import subprocess
 import sys
@@ -121,6 +122,18 @@ def serving(*flags: str):
             except subprocess.TimeoutExpired:
                 process.kill()
                 raise
+
+
+def seen_by_node(script: str, *flags: str) -> dict:
+    """What a script in the folder node finds out about a server with these flags. Its last line is JSON."""
+    folder = pathlib.Path(__file__).parent / "node"
+    if not (shutil.which("node") and (folder / "node_modules").exists()):
+        pytest.fail(f"Node.js and its packages are needed: npm ci, in {folder}")
+    with serving(*flags) as server:
+        command = ["node", folder / script, server.url, "demo"]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert run.returncode == 0, run.stderr
+        return json.loads(run.stdout.splitlines()[-1])
 
 
 def wait_until_live(url: str, process: subprocess.Popen):

@@ -1,28 +1,15 @@
 """Uses the server through the Vercel AI SDK."""
 
 import json
-import pathlib
-import shutil
-import subprocess
 
 import pytest
 
-from conftest import serving
-
-NODE = pathlib.Path(__file__).parent / "node"
+from conftest import seen_by_node
 
 
 @pytest.fixture(scope="module")
 def seen():
-    if not (shutil.which("node") and (NODE / "node_modules").exists()):
-        pytest.fail(f"Node.js and its packages are needed: npm ci, in {NODE}")
-    with serving("--tool-call-parser", "hermes") as server:
-        with server.client() as client:
-            name = client.models.list().data[0].id
-        command = ["node", NODE / "client.mjs", server.url, name]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=120)
-        assert run.returncode == 0, run.stderr
-        return json.loads(run.stdout)
+    return seen_by_node("client.mjs", "--tool-call-parser", "hermes")
 
 
 def test_a_chat_is_streamed(seen):

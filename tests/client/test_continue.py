@@ -1,15 +1,11 @@
 """Uses the server as Continue does, by each of the providers that it knows: see node/continue.mjs."""
 
 import json
-import pathlib
-import shutil
-import subprocess
 
 import pytest
 
-from conftest import serving
+from conftest import seen_by_node
 
-NODE = pathlib.Path(__file__).parent / "node"
 PROVIDERS = ["openai", "vllm", "ollama", "llama.cpp", "anthropic"]
 # Those of OpenAI's API.
 LIKE_OPENAI = PROVIDERS[:-1]
@@ -17,14 +13,7 @@ LIKE_OPENAI = PROVIDERS[:-1]
 
 @pytest.fixture(scope="module")
 def seen():
-    if not (shutil.which("node") and (NODE / "node_modules").exists()):
-        pytest.fail(f"Node.js and its packages are needed: npm ci, in {NODE}")
-    with serving("--tool-call-parser", "llama3_json") as server:
-        command = ["node", NODE / "continue.mjs", server.url, "demo"]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=120)
-        assert run.returncode == 0, run.stderr
-        # Before the results are Continue's own lines about refused requests.
-        return json.loads(run.stdout.splitlines()[-1])
+    return seen_by_node("continue.mjs", "--tool-call-parser", "llama3_json")
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)

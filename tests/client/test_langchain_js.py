@@ -1,27 +1,15 @@
 """Uses the server through LangChain.js, by the APIs of OpenAI, Anthropic and Ollama."""
 
-import json
-import pathlib
-import shutil
-import subprocess
-
 import pytest
 
-from conftest import serving
+from conftest import seen_by_node
 
-NODE = pathlib.Path(__file__).parent / "node"
 APIS = ["chat", "responses", "messages", "ollama"]
 
 
 @pytest.fixture(scope="module")
 def seen():
-    if not (shutil.which("node") and (NODE / "node_modules").exists()):
-        pytest.fail(f"Node.js and its packages are needed: npm ci, in {NODE}")
-    with serving("--tool-call-parser", "llama3_json") as server:
-        command = ["node", NODE / "langchain.mjs", server.url, "demo"]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=120)
-        assert run.returncode == 0, run.stderr
-        return json.loads(run.stdout.splitlines()[-1])
+    return seen_by_node("langchain.mjs", "--tool-call-parser", "llama3_json")
 
 
 @pytest.mark.parametrize("api", APIS)

@@ -1,26 +1,13 @@
 """Uses the server through the ollama package for JavaScript."""
 
-import json
-import pathlib
-import shutil
-import subprocess
-
 import pytest
 
-from conftest import serving
-
-NODE = pathlib.Path(__file__).parent / "node"
+from conftest import seen_by_node
 
 
 @pytest.fixture(scope="module")
 def seen():
-    if not (shutil.which("node") and (NODE / "node_modules").exists()):
-        pytest.fail(f"Node.js and its packages are needed: npm ci, in {NODE}")
-    with serving("--tool-call-parser", "llama3_json") as server:
-        command = ["node", NODE / "ollama.mjs", server.url, "demo"]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=120)
-        assert run.returncode == 0, run.stderr
-        return json.loads(run.stdout)
+    return seen_by_node("ollama.mjs", "--tool-call-parser", "llama3_json")
 
 
 def test_a_chat_is_streamed(seen):
