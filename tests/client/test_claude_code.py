@@ -10,7 +10,7 @@ import json
 import anthropic
 import pytest
 
-from conftest import serving
+from conftest import serving_alike
 
 BETAS = ["claude-code-20250219", "interleaved-thinking-2025-05-14", "fine-grained-tool-streaming-2025-05-14"]
 EPHEMERAL = {"cache_control": {"type": "ephemeral"}}
@@ -51,7 +51,7 @@ def claude(request):
     # ANTHROPIC_AUTH_TOKEN or ANTHROPIC_API_KEY.
     key = {"auth_token": "s3cret", "api_key": None} if request.param == "bearer" else {"api_key": "s3cret"}
     flags = ["--api-key", "s3cret", "--set", "server.accept_any_model=true", "--tool-call-parser", "llama3_json"]
-    with serving(*flags) as server:
+    with serving_alike(*flags) as server:
         headers = {"User-Agent": "claude-cli/2.1.0 (external, cli)", "X-App": "cli"}
         with anthropic.Anthropic(base_url=server.url, max_retries=0, default_headers=headers, **key) as client:
             yield client

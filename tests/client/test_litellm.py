@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from conftest import serving
+from conftest import serving_alike
 
 # It would fetch a list of prices otherwise.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
@@ -25,7 +25,7 @@ WEATHER = {"type": "function", "function": {"name": "weather", "description": "T
 
 @pytest.fixture(scope="module")
 def url():
-    with serving("--tool-call-parser", "llama3_json") as server:
+    with serving_alike("--tool-call-parser", "llama3_json") as server:
         yield server.url
 
 

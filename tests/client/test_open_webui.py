@@ -10,7 +10,7 @@ import json
 import httpx
 import pytest
 
-from conftest import serving
+from conftest import serving_alike
 
 KEY = "s3cret"
 ORIGIN = "http://webui.example:8080"
@@ -41,7 +41,7 @@ WEATHER = {
 def url():
     # The origin is that of a browser which connects directly. By default none is allowed.
     flags = ["--tool-call-parser", "llama3_json", "--set", f'server.cors_allowed_origins=["{ORIGIN}"]']
-    with serving("--api-key", KEY, *flags) as server:
+    with serving_alike("--api-key", KEY, *flags) as server:
         yield server.url
 
 

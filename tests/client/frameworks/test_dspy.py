@@ -8,7 +8,7 @@ from typing import Literal
 
 import dspy
 import pytest
-from conftest import serving
+from conftest import serving_alike
 
 # DSPy takes schemas and calls to models alone whose names it knows.
 MODEL = "gpt-4o-mini"
@@ -45,7 +45,7 @@ def fields(**patterns: str) -> str:
 
 @pytest.fixture(scope="module")
 def url():
-    with serving(
+    with serving_alike(
         "--tool-call-parser", "llama3_json", "--served-model-name", "demo", "--served-model-name", MODEL
     ) as server:
         yield f"{server.url}/v1"

@@ -5,7 +5,7 @@ from typing import Literal
 
 import pydantic
 import pytest
-from conftest import serving
+from conftest import serving_alike
 from langchain.agents import create_agent
 from langchain_anthropic import ChatAnthropic
 from langchain_core.messages import HumanMessage, ToolMessage
@@ -34,7 +34,7 @@ def call_form(arguments: dict) -> dict:
 
 @pytest.fixture(scope="module")
 def url():
-    with serving("--tool-call-parser", "llama3_json") as server:
+    with serving_alike("--tool-call-parser", "llama3_json") as server:
         yield server.url
 
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 import pydantic
 import pytest
-from conftest import serving
+from conftest import serving_alike
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import ChatMessage
 from llama_index.core.tools import FunctionTool
@@ -30,7 +30,7 @@ def weather(city: Literal["Oslo", "Rome"]) -> str:
 
 @pytest.fixture(scope="module")
 def url():
-    with serving("--tool-call-parser", "llama3_json") as server:
+    with serving_alike("--tool-call-parser", "llama3_json") as server:
         yield server.url
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import serving
+from conftest import serving_alike
 
 PROGRAM = pathlib.Path(sys.executable).parent / "llm"
 CALLED = """
@@ -21,7 +21,7 @@ def weather(city: str) -> str:
 def llm(tmp_path_factory):
     """Runs the program, whose settings name the server."""
     home = tmp_path_factory.mktemp("llm")
-    with serving("--tool-call-parser", "llama3_json") as server:
+    with serving_alike("--tool-call-parser", "llama3_json") as server:
         common = {"model_name": "demo", "api_base": f"{server.url}/v1"}
         can = {"supports_tools": True, "supports_schema": True}
         models = [

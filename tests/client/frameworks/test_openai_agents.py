@@ -16,7 +16,7 @@ from agents import (
     function_tool,
     handoff,
 )
-from conftest import serving
+from conftest import serving_alike
 
 
 class Form(pydantic.BaseModel):
@@ -31,7 +31,7 @@ def weather(city: Literal["Oslo", "Rome"]) -> str:
 
 @pytest.fixture(scope="module")
 def url():
-    with serving("--tool-call-parser", "llama3_json") as server:
+    with serving_alike("--tool-call-parser", "llama3_json") as server:
         yield server.url
 
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 import pydantic
 import pytest
-from conftest import serving
+from conftest import serving_alike
 from pydantic_ai import Agent, ModelHTTPError, NativeOutput, ToolOutput
 from pydantic_ai.embeddings import Embedder
 from pydantic_ai.embeddings.openai import OpenAIEmbeddingModel
@@ -27,7 +27,7 @@ def weather(city: Literal["Oslo", "Rome"]) -> str:
 
 @pytest.fixture(scope="module")
 def url():
-    with serving("--tool-call-parser", "llama3_json") as server:
+    with serving_alike("--tool-call-parser", "llama3_json") as server:
         yield server.url
 
 
