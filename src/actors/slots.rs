@@ -1,9 +1,9 @@
 //! llama.cpp's slots: what the last completion of each has left in the prefix caches, which goes to files and comes
 //! back.
 //!
-//! A slot is a number that a request gives, and it holds no memory of the device: sequences share the pools as ever. What
-//! is kept of it are the tokens of its last completion, by which the blocks are found. Each caller with a prefix cache of
-//! its own has its own slots and its own folder. HTTP workers enter and read slots on any thread (dashmap).
+//! A slot is a number that a request gives, and it holds no memory of the device: sequences share the pools as ever.
+//! What is kept of it are the tokens of its last completion, by which the blocks are found. Each caller with a prefix
+//! cache of its own has its own slots and its own folder. HTTP workers enter and read slots on any thread (dashmap).
 
 pub mod file;
 

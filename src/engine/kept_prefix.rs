@@ -2,8 +2,8 @@
 //!
 //! Nothing is held from one step to the next: blocks that come back are cached when these calls return, and cached
 //! blocks count as available ones, as free blocks do. So the scheduler needs not be told. The executor reads and writes
-//! blocks in the order in which it is asked, between the plans that were made before and after. So a block that is found
-//! here has its content when it is read, and one that comes back has it before any plan uses it.
+//! blocks in the order in which it is asked, between the plans that were made before and after. So a block that is
+//! found here has its content when it is read, and one that comes back has it before any plan uses it.
 
 use crate::block_pool::BlockPool;
 use crate::prefix_cache::BlockHash;

@@ -1,8 +1,8 @@
 //! The description of the API (OpenAPI 3.1), at `/openapi.json` and behind the page at `/docs`.
 //!
 //! It has two sources: the tables of paths ([`crate::routes::paths_of`]), each entry with an [`Operation`], and the
-//! structs that parse and write bodies, which derive `ToSchema`. So what is not described is not served, and a field that
-//! is parsed is described by its struct.
+//! structs that parse and write bodies, which derive `ToSchema`. So what is not described is not served, and a field
+//! that is parsed is described by its struct.
 //!
 //! To add a field, give it a doc comment and its range and default (`#[schema(minimum = 0, default = 1)]`): see
 //! [`pagetide_api::fields::sampling::SamplingFields`]. To add a path, add a line to its surface's table, with the

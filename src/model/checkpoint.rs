@@ -134,8 +134,9 @@ impl Checkpoint {
         Ok(HostTensor { dtype, rows, cols, bytes: &bytes[entry.range.clone()] })
     }
 
-    /// Adds to `hasher` what tells this checkpoint from others: the name, the type and the shape of each tensor, and the
-    /// bytes at its ends. Training changes nearly every number, and reading all of them would take as long as loading.
+    /// Adds to `hasher` what tells this checkpoint from others: the name, the type and the shape of each tensor, and
+    /// the bytes at its ends. Training changes nearly every number, and reading all of them would take as long as
+    /// loading.
     pub(crate) fn hash_ends(&self, hasher: &mut blake3::Hasher) {
         let mut names: Vec<&String> = self.tensors.keys().collect();
         names.sort_unstable();

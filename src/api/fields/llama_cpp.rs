@@ -33,8 +33,8 @@ body_fields! {
         /// Whether the prompt's KV may come from the prefix cache. false: all of it is computed.
         #[schema(default = true)]
         pub cache_prompt: Option<bool>,
-        /// The slot that holds the request's tokens for /slots/{id}, where slots are kept (server.slot_folder). Default,
-        /// and -1: the first that is idle. Any cached prefix is found by itself.
+        /// The slot that holds the request's tokens for /slots/{id}, where slots are kept (server.slot_folder).
+        /// Default, and -1: the first that is idle. Any cached prefix is found by itself.
         #[schema(minimum = -1)]
         pub id_slot: Option<i64>,
         /// Tokens that llama.cpp keeps when it shifts a full context. Without effect: contexts are not shifted.
