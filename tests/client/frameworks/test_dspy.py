@@ -9,6 +9,7 @@ from typing import Literal
 import dspy
 import pytest
 from conftest import serving_alike
+from weather_tool import weather
 
 # DSPy takes schemas and calls to models alone whose names it knows.
 MODEL = "gpt-4o-mini"
@@ -31,11 +32,6 @@ class Calls(dspy.Signature):
     question: str = dspy.InputField()
     tools: list[dspy.Tool] = dspy.InputField()
     calls: dspy.ToolCalls = dspy.OutputField()
-
-
-def weather(city: Literal["Oslo", "Rome"]) -> str:
-    """The weather of a city."""
-    return f"sunny in {city}"
 
 
 def fields(**patterns: str) -> str:

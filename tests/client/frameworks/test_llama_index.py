@@ -13,6 +13,7 @@ from llama_index.embeddings.ollama import OllamaEmbedding
 from llama_index.embeddings.openai_like import OpenAILikeEmbedding
 from llama_index.llms.ollama import Ollama
 from llama_index.llms.openai_like import OpenAILike
+from weather_tool import weather
 
 QUESTION = [ChatMessage(role="system", content="You are brief."), ChatMessage(role="user", content="What is Pagetide?")]
 
@@ -21,11 +22,6 @@ class Form(pydantic.BaseModel, extra="forbid"):
     """The size of a thing."""
 
     size: Literal["small", "large"]
-
-
-def weather(city: Literal["Oslo", "Rome"]) -> str:
-    """The weather of a city."""
-    return f"sunny in {city}"
 
 
 @pytest.fixture(scope="module")

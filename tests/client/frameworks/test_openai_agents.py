@@ -6,6 +6,7 @@ from typing import Literal
 import openai
 import pydantic
 import pytest
+import weather_tool
 from agents import (
     Agent,
     ModelSettings,
@@ -23,10 +24,7 @@ class Form(pydantic.BaseModel):
     size: Literal["small", "large"]
 
 
-@function_tool
-def weather(city: Literal["Oslo", "Rome"]) -> str:
-    """The weather of a city."""
-    return f"sunny in {city}"
+weather = function_tool(weather_tool.weather)
 
 
 @pytest.fixture(scope="module")

@@ -12,17 +12,13 @@ from pydantic_ai.embeddings.openai import OpenAIEmbeddingModel
 from pydantic_ai.messages import ToolReturnPart
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
+from weather_tool import weather
 
 
 class Form(pydantic.BaseModel, extra="forbid"):
     """The size of a thing."""
 
     size: Literal["small", "large"]
-
-
-def weather(city: Literal["Oslo", "Rome"]) -> str:
-    """The weather of a city."""
-    return f"sunny in {city}"
 
 
 @pytest.fixture(scope="module")
