@@ -6,6 +6,7 @@ pub mod decoder;
 pub mod dry;
 pub mod families;
 pub mod files;
+pub mod gguf;
 pub mod hub;
 pub mod kv_identity;
 pub mod loader;
