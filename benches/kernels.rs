@@ -60,7 +60,7 @@ fn tensor(backend: &CpuBackend, rows: usize, cols: usize) -> CpuTensor {
 
 fn ones(backend: &CpuBackend, len: usize) -> CpuVector {
     let ones: Vec<u8> = (0..len).flat_map(|_| 1f32.to_le_bytes()).collect();
-    backend.vector(&[HostTensor { dtype: DType::F32, rows: 1, cols: len, bytes: &ones }]).unwrap()
+    backend.vector(&[HostTensor { format: DType::F32.into(), rows: 1, cols: len, bytes: &ones }]).unwrap()
 }
 
 fn rms_norm(backend: &CpuBackend, len: usize) -> Norm<CpuVector> {

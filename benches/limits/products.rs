@@ -80,7 +80,7 @@ fn batch(rows: usize) -> Batch {
 
 fn norm(backend: &CpuBackend, len: usize) -> Norm<<CpuBackend as Backend>::Vector> {
     let ones: Vec<u8> = (0..len).flat_map(|_| 1f32.to_le_bytes()).collect();
-    let weight = backend.vector(&[HostTensor { dtype: DType::F32, rows: 1, cols: len, bytes: &ones }]).unwrap();
+    let weight = backend.vector(&[HostTensor { format: DType::F32.into(), rows: 1, cols: len, bytes: &ones }]).unwrap();
     Norm { kind: NormKind::Rms { eps: 1e-5 }, weight, bias: None }
 }
 

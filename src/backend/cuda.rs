@@ -286,7 +286,7 @@ impl Backend for CudaBackend {
     fn rope_table(&self, rope: &Rope) -> Result<CudaRopeTable, StartError> {
         let table = rope.table()?;
         let bytes = bytemuck::cast_slice(&table);
-        let table = HostTensor { dtype: DType::F32, rows: rope.max_positions, cols: rope.rotary_dim, bytes };
+        let table = HostTensor { format: DType::F32.into(), rows: rope.max_positions, cols: rope.rotary_dim, bytes };
         let buffer = self.uploader.borrow_mut().upload(&[table], DType::F32)?;
         Ok(CudaRopeTable { buffer, rotary_dim: rope.rotary_dim })
     }

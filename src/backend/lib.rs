@@ -12,6 +12,7 @@ pub mod cpu;
 pub mod cuda;
 mod layers;
 pub mod profile;
+pub mod quant;
 mod tensors;
 
 pub use batch::{
@@ -19,7 +20,7 @@ pub use batch::{
 };
 pub use layers::{Activation, AttentionShape, Experts, ExpertsShape, Norm, NormKind, Rope};
 pub(crate) use tensors::elements;
-pub use tensors::{DType, HostTensor, TensorRole, matrix_shape};
+pub use tensors::{DType, HostTensor, TensorRole, WeightFormat, matrix_shape};
 
 use pagetide_base::error::StartError;
 use pagetide_base::ids::{BlockId, KvPlace};
@@ -55,8 +56,8 @@ pub trait Backend {
     /// Memory that a layer of experts uses between its operations.
     type ExpertsWorkspace;
 
-    /// Packs a matrix `[n, k]` and converts it to `dtype`. Its rows are those of `parts`, in order; a fused QKV has
-    /// three parts.
+    /// Packs a matrix `[n, k]`. Its rows are those of `parts`, in order; a fused QKV has three parts. It is converted to
+    /// `dtype`, except that quantised parts stay as they are where the backend has kernels for their format.
     fn matrix(&self, parts: &[HostTensor<'_>], dtype: DType) -> Result<Self::Matrix, StartError>;
     /// [`Backend::matrix`] of parts that are stored as `[k, n]`.
     fn transposed_matrix(&self, parts: &[HostTensor<'_>], dtype: DType) -> Result<Self::Matrix, StartError> {

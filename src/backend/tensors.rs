@@ -1,6 +1,8 @@
 //! Element types, and tensors as checkpoints hold them.
 
+use crate::quant::QuantFormat;
 use pagetide_base::error::StartError;
+use std::fmt;
 
 /// Element type of weights and of the KV cache. Reductions are always float32.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -27,39 +29,100 @@ impl DType {
     }
 }
 
+/// How a checkpoint stores the elements of a tensor.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum WeightFormat {
+    /// Each element by itself.
+    Plain(DType),
+    /// Rows of weight blocks.
+    Quantized(QuantFormat),
+}
+
+impl From<DType> for WeightFormat {
+    fn from(dtype: DType) -> Self {
+        Self::Plain(dtype)
+    }
+}
+
+impl fmt::Display for WeightFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Plain(dtype) => dtype.name(),
+            Self::Quantized(format) => format.name(),
+        })
+    }
+}
+
+impl WeightFormat {
+    /// The fewest elements that can be read by themselves, and their bytes.
+    pub fn block(self) -> (usize, usize) {
+        match self {
+            Self::Plain(dtype) => (1, dtype.size_bytes()),
+            Self::Quantized(format) => (format.block_weights(), format.block_bytes()),
+        }
+    }
+
+    /// Bytes of a row of `cols` elements; `None` if blocks do not fill it, or if it is too long for this machine.
+    pub fn row_bytes(self, cols: usize) -> Option<usize> {
+        let (weights, bytes) = self.block();
+        if cols.is_multiple_of(weights) { (cols / weights).checked_mul(bytes) } else { None }
+    }
+
+    /// Converts whole blocks to float32.
+    pub(crate) fn to_f32(self, bytes: &[u8]) -> Vec<f32> {
+        match self {
+            Self::Plain(dtype) => elements(bytes, dtype).collect(),
+            Self::Quantized(format) => {
+                let blocks = bytes.chunks_exact(format.block_bytes());
+                let mut values = vec![0.0; blocks.len() * format.block_weights()];
+                let targets = values.chunks_exact_mut(format.block_weights());
+                blocks.zip(targets).for_each(|(block, values)| format.dequantize(block, values));
+                values
+            }
+        }
+    }
+}
+
 /// A tensor as stored in a checkpoint: row-major, little-endian, not necessarily aligned.
 #[derive(Clone, Copy, Debug)]
 pub struct HostTensor<'a> {
-    pub dtype: DType,
+    pub format: WeightFormat,
     /// `[rows, cols]`; a vector is `[1, cols]`.
     pub rows: usize,
     pub cols: usize,
-    /// `rows * cols * dtype.size_bytes()` bytes.
+    /// `rows` rows of `format.row_bytes(cols)` bytes.
     pub bytes: &'a [u8],
 }
 
 impl<'a> HostTensor<'a> {
     /// Checks that the number of bytes fits the shape.
     pub fn check_size(&self) -> Result<(), StartError> {
-        let expected = self.rows.checked_mul(self.cols).and_then(|n| n.checked_mul(self.dtype.size_bytes()));
+        let expected = self.format.row_bytes(self.cols).and_then(|bytes| bytes.checked_mul(self.rows));
         if expected == Some(self.bytes.len()) {
             return Ok(());
         }
-        let HostTensor { rows, cols, dtype, bytes } = self;
-        Err(StartError::new(format!("a tensor [{rows}, {cols}] of {} has {} bytes", dtype.name(), bytes.len())))
+        let HostTensor { format, rows, cols, bytes } = self;
+        Err(StartError::new(format!("a tensor [{rows}, {cols}] of {format} has {} bytes", bytes.len())))
     }
 
-    /// The bytes of the transposed tensor.
+    /// The bytes of the transposed tensor, whose elements are stored by themselves.
     pub(super) fn transposed(&self) -> Vec<u8> {
-        let HostTensor { dtype, rows, cols, bytes } = *self;
-        let size = dtype.size_bytes();
+        let HostTensor { format, rows, cols, bytes } = *self;
+        let (weights, size) = format.block();
+        assert_eq!(weights, 1, "a tensor of {format} cannot be transposed");
         let at = |row: usize, col: usize| &bytes[(row * cols + col) * size..][..size];
         (0..cols).flat_map(|col| (0..rows).flat_map(move |row| at(row, col).iter().copied())).collect()
     }
 
     /// The elements in float32.
-    pub fn elements(&self) -> impl Iterator<Item = f32> + 'a {
-        elements(self.bytes, self.dtype)
+    pub fn to_f32(&self) -> Vec<f32> {
+        self.format.to_f32(self.bytes)
+    }
+
+    /// Some of its rows.
+    pub fn row_range(&self, rows: std::ops::Range<usize>) -> HostTensor<'a> {
+        let row_bytes = self.bytes.len() / self.rows;
+        HostTensor { rows: rows.len(), bytes: &self.bytes[rows.start * row_bytes..rows.end * row_bytes], ..*self }
     }
 }
 
@@ -95,7 +158,8 @@ pub enum TensorRole {
     Residual,
     /// The result of one operation of a layer and the input of another.
     Activation,
-    /// An activation that only products with weights of this type read. A backend may lay it out for these products.
+    /// An activation that only products read. The type is that of their weights, or float32 if these are quantised. A
+    /// backend may lay it out for these products.
     Operand(DType),
     /// Passed between the parts of a fused operation. A backend that does both parts at once does not use it.
     Unfused,

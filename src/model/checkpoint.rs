@@ -131,7 +131,7 @@ impl Checkpoint {
             ))
         })?;
         let (cols, rows) = shape.split_last().map_or((1, 1), |(cols, rest)| (*cols, rest.iter().product()));
-        Ok(HostTensor { dtype, rows, cols, bytes: &bytes[entry.range.clone()] })
+        Ok(HostTensor { format: dtype.into(), rows, cols, bytes: &bytes[entry.range.clone()] })
     }
 
     /// Adds to `hasher` what tells this checkpoint from others: the name, the type and the shape of each tensor, and

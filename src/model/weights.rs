@@ -265,16 +265,16 @@ impl<'a, B: Backend> Loader<'a, B> {
             return self.vector(&[(name, cols)], "weight");
         };
         let name = self.full_name(name, "weight");
-        let stored = checkpoint.tensor(&name, &[cols])?.elements();
-        let bytes: Vec<u8> = stored.flat_map(|weight| (weight + offset).to_le_bytes()).collect();
-        let vector = self.backend.vector(&[HostTensor { dtype: DType::F32, rows: 1, cols, bytes: &bytes }])?;
+        let stored = checkpoint.tensor(&name, &[cols])?.to_f32();
+        let bytes: Vec<u8> = stored.into_iter().flat_map(|weight| (weight + offset).to_le_bytes()).collect();
+        let vector = self.backend.vector(&[HostTensor { format: DType::F32.into(), rows: 1, cols, bytes: &bytes }])?;
         self.finish_tensors(checkpoint, vec![name])?;
         Ok(vector)
     }
 
     fn constant(&self, value: f32, cols: usize) -> Result<B::Vector, StartError> {
         let bytes: Vec<u8> = std::iter::repeat_n(value.to_le_bytes(), cols).flatten().collect();
-        self.backend.vector(&[HostTensor { dtype: DType::F32, rows: 1, cols, bytes: &bytes }])
+        self.backend.vector(&[HostTensor { format: DType::F32.into(), rows: 1, cols, bytes: &bytes }])
     }
 
     /// `parts` are `(name, rows)`, stacked vertically.

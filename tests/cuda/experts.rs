@@ -71,7 +71,7 @@ fn layout(case: &Case) -> KvLayout {
 fn experts<B: Backend>(backend: &B, case: &Case) -> Experts<B::Matrix, B::Matrices> {
     let ExpertsShape { num_experts, hidden_size: hidden, intermediate_size: width, .. } = case.shape;
     let size = |k: usize| 2.0 * (k as f32).powf(-0.5);
-    let tensor = |rows, cols, bytes| HostTensor { dtype: case.dtype, rows, cols, bytes };
+    let tensor = |rows, cols, bytes| HostTensor { format: case.dtype.into(), rows, cols, bytes };
     let mut router = case.stored(num_experts * hidden, size(hidden), 2);
     if num_experts > 1 && case.seed.is_multiple_of(2) {
         // Two experts with equal logits: the first one must be chosen.

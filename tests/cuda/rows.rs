@@ -150,11 +150,11 @@ fn run<H: Bench>(bench: &mut H, case: &Case) -> Vec<(&'static str, Vec<f32>)> {
     let stored = |values: &[f32]| bytes(values, dtype);
     let matrix = |bench: &mut H, n: usize, k: usize, seed: u64| {
         let bytes = stored(&case.numbers(n * k, seed));
-        bench.backend().matrix(&[HostTensor { dtype, rows: n, cols: k, bytes: &bytes }], dtype).unwrap()
+        bench.backend().matrix(&[HostTensor { format: dtype.into(), rows: n, cols: k, bytes: &bytes }], dtype).unwrap()
     };
     let vector = |bench: &mut H, n: usize, seed: u64| {
         let bytes = stored(&case.numbers(n, seed));
-        bench.backend().vector(&[HostTensor { dtype, rows: 1, cols: n, bytes: &bytes }]).unwrap()
+        bench.backend().vector(&[HostTensor { format: dtype.into(), rows: 1, cols: n, bytes: &bytes }]).unwrap()
     };
     let tensor = |bench: &mut H, cols: usize, role, seed: u64| {
         let mut tensor = bench.backend().tensor(MAX_ROWS, cols, role).unwrap();

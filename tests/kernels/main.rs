@@ -6,6 +6,7 @@ mod blocks;
 mod experts;
 mod fused;
 mod linear;
+mod quant;
 mod random;
 mod rows;
 mod support;

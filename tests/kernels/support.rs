@@ -89,7 +89,7 @@ impl Stored {
     }
 
     pub fn tensor(&self) -> HostTensor<'_> {
-        HostTensor { dtype: self.dtype, rows: self.rows, cols: self.cols, bytes: &self.bytes[1..] }
+        HostTensor { format: self.dtype.into(), rows: self.rows, cols: self.cols, bytes: &self.bytes[1..] }
     }
 }
 

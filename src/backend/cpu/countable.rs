@@ -7,7 +7,7 @@ use crate::profile::Countable;
 
 impl Countable for CpuBackend {
     fn matrix_size(w: &CpuMatrix) -> (usize, usize, usize) {
-        (w.n, w.k, w.n * w.k * w.dtype.size_bytes())
+        (w.n(), w.k, w.size_bytes())
     }
 
     fn tensor_size(tensor: &CpuTensor) -> (usize, usize) {

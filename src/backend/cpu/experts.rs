@@ -48,11 +48,11 @@ struct Routes {
 fn check(experts: &CpuExperts, shape: &ExpertsShape) {
     let ExpertsShape { num_experts, num_chosen, hidden_size, intermediate_size, .. } = *shape;
     let Experts { router, up, down } = experts;
-    assert!([router.n, up.len(), down.len()] == [num_experts; 3], "experts of another layer");
+    assert!([router.n(), up.len(), down.len()] == [num_experts; 3], "experts of another layer");
     assert!((1..=num_experts).contains(&num_chosen), "{num_chosen} of {num_experts} experts");
     assert_eq!(router.k, hidden_size, "the router's width");
-    assert!(up.iter().all(|w| w.n == 2 * intermediate_size && w.k == hidden_size), "an expert's width");
-    assert!(down.iter().all(|w| w.n == hidden_size && w.k == intermediate_size), "an expert's width");
+    assert!(up.iter().all(|w| w.n() == 2 * intermediate_size && w.k == hidden_size), "an expert's width");
+    assert!(down.iter().all(|w| w.n() == hidden_size && w.k == intermediate_size), "an expert's width");
 }
 
 impl CpuExpertsWorkspace {
@@ -141,7 +141,7 @@ impl Runner<'_> {
     fn for_experts(&mut self, first: &[usize], experts: &[CpuMatrix], x: &[f32], out: &mut [f32]) {
         for (w, range) in experts.iter().zip(first.windows(2)) {
             let (from, to) = (range[0], range[1]);
-            self.linear(&x[from * w.k..to * w.k], to - from, w, &mut out[from * w.n..to * w.n]);
+            self.linear(&x[from * w.k..to * w.k], to - from, w, &mut out[from * w.n()..to * w.n()]);
         }
     }
 

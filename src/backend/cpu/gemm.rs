@@ -10,23 +10,27 @@ pub(super) mod amx;
 mod input;
 mod kernel;
 mod part;
+mod quant;
+mod quant_input;
 
 use super::isa::Isa;
 use super::memory::{Buffer, PerMember, Shared};
-use super::pack::{ColumnOrder, CpuMatrix};
+use super::pack::{ColumnOrder, CpuMatrix, Panels};
 use super::rows::ALONE_BELOW;
 use super::simd::LANES;
 use super::team::Team;
-use crate::Activation;
+use crate::{Activation, DType};
 pub(super) use input::Operand;
 use input::{InputLayout, RoundedInput};
 use pagetide_base::error::StartError;
-use part::{Product, ProductPart, ProductTarget};
+use part::{Operands, PlainOperands, Product, ProductPart, ProductTarget, QuantOperands};
+use quant_input::QuantInput;
 use std::ops::Range;
 
 /// The memory that a product needs besides its operands. It grows as needed and is reused.
 pub(super) struct ProductWorkspace {
     input: RoundedInput,
+    quant_input: QuantInput,
     /// For each member: unfinished results on AMX, then gate and up of some rows.
     scratch: Vec<Buffer<f32>>,
 }
@@ -46,7 +50,8 @@ impl ProductWorkspace {
     pub fn new(num_members: usize) -> Result<Self, StartError> {
         let len = UNFINISHED_LEN + ROW_LEN;
         let scratch = |_| Buffer::zeroed(len, "unfinished results of a linear layer");
-        Ok(Self { input: RoundedInput::new()?, scratch: (0..num_members).map(scratch).collect::<Result<_, _>>()? })
+        let (input, quant_input) = (RoundedInput::new()?, QuantInput::new()?);
+        Ok(Self { input, quant_input, scratch: (0..num_members).map(scratch).collect::<Result<_, _>>()? })
     }
 }
 
@@ -63,6 +68,48 @@ pub(super) enum Source<'a> {
     Rows(&'a [f32]),
     /// Already rounded and laid out.
     Operand(&'a Operand),
+}
+
+/// Rows `[rows, k]` of float32.
+#[derive(Clone, Copy)]
+pub(super) struct FloatRows<'a> {
+    values: &'a [f32],
+    k: usize,
+    /// From row to row.
+    stride: usize,
+}
+
+impl<'a> FloatRows<'a> {
+    fn row(&self, row: usize) -> &'a [f32] {
+        &self.values[row * self.stride..][..self.k]
+    }
+}
+
+/// Rows as they are, or as plain weights need them.
+enum SourceRows<'a> {
+    Floats(FloatRows<'a>),
+    Words(*const u32),
+}
+
+impl<'a> Source<'a> {
+    /// The rows for weights of `dtype`.
+    fn in_type(self, dtype: DType, rows: usize, k: usize) -> SourceRows<'a> {
+        match self {
+            Source::Operand(x) if x.dtype() == dtype => SourceRows::Words(x.words(rows, k, dtype)),
+            _ => SourceRows::Floats(self.floats(rows, k)),
+        }
+    }
+
+    /// The rows in float32, which an operand must be in.
+    fn floats(self, rows: usize, k: usize) -> FloatRows<'a> {
+        match self {
+            Source::Rows(values) => {
+                assert!(values.len() >= rows * k, "a linear layer's input is too small");
+                FloatRows { values, k, stride: k }
+            }
+            Source::Operand(x) => x.floats(rows, k),
+        }
+    }
 }
 
 /// A linear layer's operands.
@@ -97,27 +144,36 @@ pub(super) enum Sink<'a> {
 /// Computes the product and passes the results to `sink`.
 pub(super) fn linear(isa: Isa, team: &Team, workspace: &mut ProductWorkspace, layer: Linear<'_>, sink: Sink<'_>) {
     let Linear { x, rows, w, bias } = layer;
-    assert!(bias.is_none_or(|bias| bias.len() == w.n), "a linear layer's bias does not fit");
+    assert!(bias.is_none_or(|bias| bias.len() == w.n()), "a linear layer's bias does not fit");
     if rows == 0 {
         return;
     }
-    let layout = InputLayout::of(isa, w.dtype, rows, w.k);
-    let x = match x {
-        Source::Rows(x) => {
-            assert!(x.len() >= rows * w.k, "a linear layer's input is too small");
-            workspace.input.fill(isa, team, x, rows, w, layout);
-            workspace.input.as_ptr()
+    let operands = match &w.panels {
+        Panels::Plain(panels) => {
+            let layout = InputLayout::of(isa, panels.dtype, rows, w.k);
+            let x = match x.in_type(panels.dtype, rows, w.k) {
+                SourceRows::Words(words) => words,
+                SourceRows::Floats(x) => {
+                    workspace.input.fill(isa, team, x, rows, panels, layout);
+                    workspace.input.as_ptr()
+                }
+            };
+            Operands::Plain(PlainOperands { w: panels, x, layout })
         }
-        Source::Operand(x) => x.words(rows, w.k, w.dtype),
+        Panels::Quantized(panels) => {
+            workspace.quant_input.fill(isa, team, x.floats(rows, w.k), rows, panels);
+            Operands::Quantized(QuantOperands { w: panels, x: &workspace.quant_input })
+        }
     };
-    let call = ProductCall { isa, product: Product { w, bias, x, layout }, rows, sink: SharedSink::new(sink, rows, w) };
+    let product = Product { columns: w.columns, bias, operands };
+    let call = ProductCall { isa, product, rows, sink: SharedSink::new(sink, rows, w) };
     let scratch = PerMember::new(&mut workspace.scratch);
     let cut = TaskCut::new(rows, w, call.sink.panels_together(), team.num_members());
     let task = |member: usize, task: usize| {
         // SAFETY: parts do not overlap, and the scratch memory is the member's own.
         unsafe { call.run(cut.rows(task), cut.panels(task), scratch.of(member)) };
     };
-    if rows * w.n * w.k < 4 * ALONE_BELOW {
+    if rows * w.n() * w.k < 4 * ALONE_BELOW {
         (0..cut.num_tasks()).for_each(|index| task(0, index));
     } else {
         team.for_each_in_runs(cut.num_tasks(), task);
@@ -134,20 +190,23 @@ enum SharedSink<'a> {
 impl<'a> SharedSink<'a> {
     fn new(sink: Sink<'a>, rows: usize, w: &CpuMatrix) -> Self {
         let checked = |out: &mut [f32]| {
-            assert!(out.len() >= rows * w.n, "a linear layer's output is too small");
-            assert!(w.order == ColumnOrder::Plain, "gate and up are for a gated product");
+            assert!(out.len() >= rows * w.n(), "a linear layer's output is too small");
+            assert!(w.columns.order == ColumnOrder::Plain, "gate and up are for a gated product");
             Shared::new(out.as_mut_ptr())
         };
         match sink {
             Sink::Store(out) => SharedSink::Direct { out: checked(out), adds: false },
             Sink::Add(out) => SharedSink::Direct { out: checked(out), adds: true },
             Sink::Finish { out, per_call, finish } => {
-                assert!(per_call.is_multiple_of(LANES) && w.n.is_multiple_of(per_call), "columns that end in a panel");
+                assert!(
+                    per_call.is_multiple_of(LANES) && w.n().is_multiple_of(per_call),
+                    "columns that end in a panel"
+                );
                 SharedSink::Finish { out: checked(out), per_call, finish }
             }
             Sink::Gated { kind, out } => {
-                assert!(w.order == ColumnOrder::GateUp, "a gated product's columns are in turn");
-                out.reshape(rows, w.n / 2, w.dtype);
+                assert!(w.columns.order == ColumnOrder::GateUp, "a gated product's columns are in turn");
+                out.reshape(rows, w.n() / 2);
                 SharedSink::Gated { kind, out }
             }
         }
@@ -178,7 +237,7 @@ impl ProductCall<'_> {
     /// # Safety
     /// No other thread computes any of the part now, and `scratch` is the caller's own.
     unsafe fn run(&self, rows: Range<usize>, panels: Range<usize>, scratch: *mut f32) {
-        let n = self.product.w.n;
+        let n = self.product.columns.n;
         let part = |rows: Range<usize>, target: ProductTarget| {
             let part = ProductPart { product: &self.product, rows, panels: panels.clone(), target };
             // SAFETY: the target is the whole output, or the rest of the scratch memory; see `ProductWorkspace::new`.

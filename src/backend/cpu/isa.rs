@@ -16,7 +16,7 @@ pub enum Isa {
     Neon,
     /// AVX2 with FMA and F16C.
     Avx2,
-    /// AVX-512 (F, BW, DQ, VL) with BF16.
+    /// AVX-512 (F, BW, DQ, VL) with BF16 and VNNI.
     Avx512,
     /// AVX-512 as above, and bfloat16 matrix products on AMX tiles.
     Amx,
@@ -53,6 +53,7 @@ impl Isa {
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vl")
                     && is_x86_feature_detected!("avx512bf16")
+                    && is_x86_feature_detected!("avx512vnni")
             }
             #[cfg(target_arch = "x86_64")]
             Isa::Amx => Isa::Avx512.is_available() && super::tile_registers::is_available(),

@@ -6,32 +6,53 @@
 //!   one AMX tile. `k` is padded to a multiple of 32.
 //! - float16 and float32: `[n / 16][k][16]`.
 //!
+//! - quantised: see `quant`.
+//!
 //! `n` is padded with zeros to a multiple of 16; in the matrix of a gated MLP each half is. See
-//! [`CpuMatrix::panel_bytes`] for the gap between panels.
+//! [`PlainPanels::panel_bytes`] for the gap between panels.
 
 mod panel;
+mod quant;
 
 use super::isa::Isa;
 use super::memory::{Arena, Buffer, HUGE_PAGE_BYTES, Shared};
 use super::simd::LANES;
 use super::team::Team;
-use crate::{DType, HostTensor, matrix_shape};
+use crate::{DType, HostTensor, WeightFormat, matrix_shape};
 use pagetide_base::error::StartError;
 use panel::Interleave;
+pub(super) use quant::{PanelLayout, QuantPanels};
 use std::sync::Arc;
 
 /// A packed weight matrix.
 pub struct CpuMatrix {
-    /// Output columns.
-    pub(super) n: usize,
+    pub(super) columns: Columns,
     /// Inner dimension.
     pub(super) k: usize,
-    pub(super) dtype: DType,
-    pub(super) order: ColumnOrder,
-    /// The first panel.
-    panels: Shared<u8>,
-    /// The buffer that `panels` points into. Other matrices may be in it too.
+    pub(super) panels: Panels,
+}
+
+/// The weights of a matrix.
+pub(super) enum Panels {
+    Plain(PlainPanels),
+    Quantized(QuantPanels),
+}
+
+/// Panels of one type, at equal distances.
+pub(super) struct PlainPanels {
+    pub dtype: DType,
+    k: usize,
+    count: usize,
+    first: Shared<u8>,
+    /// The buffer that `first` points into. Other matrices may be in it too.
     _buffer: Arc<Buffer<u8>>,
+}
+
+/// The output columns of a matrix, and the panels that they are in.
+#[derive(Clone, Copy)]
+pub(super) struct Columns {
+    pub n: usize,
+    pub order: ColumnOrder,
 }
 
 /// Which columns a panel holds.
@@ -81,14 +102,25 @@ impl CpuMatrix {
         let (rows, k) = matrix_shape(parts)?;
         assert!(count > 0 && rows.is_multiple_of(count), "{rows} rows of {count} matrices");
         let n = rows / count;
+        let columns = Columns { n, order };
+        if let Some(matrices) = quant::pack(count, parts, columns, k, on)? {
+            return Ok(matrices);
+        }
+        if let Some(part) = parts.iter().find(|part| matches!(part.format, WeightFormat::Quantized(_))) {
+            let (from, to) = (part.format, dtype.name());
+            tracing::info!("a matrix [{n}, {k}] in several formats, {from} among them, is converted to {to}");
+        }
         Self::from_rows((count, n, k), dtype, order, on, |matrix, row, space| {
             let (part, row) = find_row(parts, matrix * n + row);
-            let row_bytes = k * part.dtype.size_bytes();
-            let row = &part.bytes[row * row_bytes..][..row_bytes];
-            if part.dtype == dtype {
-                return Some(row);
+            let row = part.row_range(row..row + 1);
+            match part.format {
+                WeightFormat::Plain(from) if from == dtype => return Some(row.bytes),
+                WeightFormat::Plain(from) => panel::convert(row.bytes, from, dtype, space),
+                WeightFormat::Quantized(_) => {
+                    let values: Vec<u8> = row.to_f32().into_iter().flat_map(f32::to_le_bytes).collect();
+                    panel::convert(&values, DType::F32, dtype, space);
+                }
             }
-            panel::convert(row, part.dtype, dtype, space);
             None
         })
     }
@@ -125,7 +157,8 @@ impl CpuMatrix {
         on: On<'_>,
         find: impl Fn(usize, usize, &mut [u8]) -> Option<&'r [u8]> + Sync,
     ) -> Result<Vec<Self>, StartError> {
-        let (num_panels, panel_bytes) = (num_panels(n, order), panel_bytes(k, dtype));
+        let columns = Columns { n, order };
+        let (num_panels, panel_bytes) = (columns.num_panels(), panel_bytes(k, dtype));
         let stride = (num_panels * panel_bytes).next_multiple_of(PAGE_BYTES);
         let mut buffer = on.arena.zeroed::<u8>(count * stride, "a weight matrix")?;
         let data = Shared::new(buffer.as_mut_ptr());
@@ -140,7 +173,7 @@ impl CpuMatrix {
             let panel_data = unsafe {
                 std::slice::from_raw_parts_mut(data.get().add(index * stride + panel * panel_bytes), panel_bytes)
             };
-            let (first, width) = columns(n, order, panel);
+            let (first, width) = columns.of_panel(panel);
             let mut rows: [&[u8]; LANES] = [&[]; LANES];
             let (zeros, space) = space.split_at_mut(row_bytes);
             for (lane, space) in space.chunks_exact_mut(row_bytes).enumerate() {
@@ -160,51 +193,90 @@ impl CpuMatrix {
         });
         let buffer = Arc::new(buffer);
         let matrix = |index| {
-            let panels = Shared::new(data.get().wrapping_add(index * stride));
-            Self { n, k, dtype, order, panels, _buffer: buffer.clone() }
+            let first = Shared::new(data.get().wrapping_add(index * stride));
+            let panels = PlainPanels { dtype, k, count: num_panels, first, _buffer: buffer.clone() };
+            Self { columns, k, panels: Panels::Plain(panels) }
         };
         Ok((0..count).map(matrix).collect())
     }
 
+    /// Output columns.
+    pub(super) fn n(&self) -> usize {
+        self.columns.n
+    }
+
+    pub(super) fn num_panels(&self) -> usize {
+        self.columns.num_panels()
+    }
+
+    /// Bytes of the weights, without padding.
+    pub(super) fn size_bytes(&self) -> usize {
+        match &self.panels {
+            Panels::Plain(panels) => self.n() * self.k * panels.dtype.size_bytes(),
+            Panels::Quantized(panels) => panels.stored_bytes(),
+        }
+    }
+
+    /// Passes each element of row `row` of the unpacked matrix to `write`, in float32.
+    pub(super) fn read_row(&self, row: usize, write: impl FnMut(usize, f32)) {
+        assert!(row < self.n(), "row {row} of a matrix of {} rows", self.n());
+        assert!(self.columns.order == ColumnOrder::Plain, "a table of rows");
+        match &self.panels {
+            Panels::Plain(panels) => panels.read_row(row, write),
+            Panels::Quantized(panels) => panels.read_row(row, write),
+        }
+    }
+}
+
+impl Columns {
+    pub fn num_panels(&self) -> usize {
+        match self.order {
+            ColumnOrder::Plain => self.n.div_ceil(LANES),
+            ColumnOrder::GateUp => 2 * (self.n / 2).div_ceil(LANES),
+        }
+    }
+
+    /// The first of a panel's columns, and how many it has.
+    #[inline(always)]
+    pub fn of_panel(&self, panel: usize) -> (usize, usize) {
+        match self.order {
+            ColumnOrder::Plain => (panel * LANES, LANES.min(self.n - panel * LANES)),
+            ColumnOrder::GateUp => {
+                let (half, first) = (self.n / 2, panel / 2 * LANES);
+                (panel % 2 * half + first, LANES.min(half - first))
+            }
+        }
+    }
+}
+
+impl PlainPanels {
     /// The first panel.
-    pub(super) fn as_ptr(&self) -> *const u8 {
-        self.panels.get()
+    pub fn as_ptr(&self) -> *const u8 {
+        self.first.get()
     }
 
     /// All panels.
     fn as_slice(&self) -> &[u8] {
         // SAFETY: the buffer has room for all panels of each of its matrices, and nothing writes to it any more.
-        unsafe { std::slice::from_raw_parts(self.as_ptr(), self.num_panels() * self.panel_bytes()) }
-    }
-
-    pub(super) fn num_panels(&self) -> usize {
-        num_panels(self.n, self.order)
-    }
-
-    /// The first of a panel's columns, and how many it has.
-    pub(super) fn columns(&self, panel: usize) -> (usize, usize) {
-        columns(self.n, self.order, panel)
+        unsafe { std::slice::from_raw_parts(self.as_ptr(), self.count * self.panel_bytes()) }
     }
 
     /// Steps of the inner loop: pairs of elements for bfloat16, otherwise single elements.
-    pub(super) fn steps(&self) -> usize {
+    pub fn steps(&self) -> usize {
         steps(self.k, self.dtype)
     }
 
     /// Bytes of 16 columns at one step.
-    pub(super) fn step_bytes(&self) -> usize {
+    pub fn step_bytes(&self) -> usize {
         step_bytes(self.dtype)
     }
 
     /// Bytes from panel to panel.
-    pub(super) fn panel_bytes(&self) -> usize {
+    pub fn panel_bytes(&self) -> usize {
         panel_bytes(self.k, self.dtype)
     }
 
-    /// Passes each element of row `row` of the unpacked matrix to `write`, in float32.
-    pub(super) fn read_row(&self, row: usize, mut write: impl FnMut(usize, f32)) {
-        assert!(row < self.n, "row {row} of a matrix of {} rows", self.n);
-        assert!(self.order == ColumnOrder::Plain, "a table of rows");
+    fn read_row(&self, row: usize, mut write: impl FnMut(usize, f32)) {
         let (panel, lane) = (row / LANES, row % LANES);
         let panel = &self.as_slice()[panel * self.panel_bytes()..][..self.panel_bytes()];
         let (rows, k) = (panel.chunks_exact(self.step_bytes()).take(self.steps()), self.k);
@@ -234,25 +306,6 @@ fn mix(mut z: u64) -> u64 {
 fn get_u32(row: &[u8], lane: usize) -> u32 {
     let bytes = &row[4 * lane..4 * lane + 4];
     u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
-}
-
-fn num_panels(n: usize, order: ColumnOrder) -> usize {
-    match order {
-        ColumnOrder::Plain => n.div_ceil(LANES),
-        ColumnOrder::GateUp => 2 * (n / 2).div_ceil(LANES),
-    }
-}
-
-/// The first of a panel's columns, and how many it has.
-#[inline(always)]
-fn columns(n: usize, order: ColumnOrder, panel: usize) -> (usize, usize) {
-    match order {
-        ColumnOrder::Plain => (panel * LANES, LANES.min(n - panel * LANES)),
-        ColumnOrder::GateUp => {
-            let (half, first) = (n / 2, panel / 2 * LANES);
-            (panel % 2 * half + first, LANES.min(half - first))
-        }
-    }
 }
 
 /// Steps of the inner loop over `k`.

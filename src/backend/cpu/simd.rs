@@ -27,6 +27,10 @@ pub(super) trait Simd: Copy {
     type V: Copy;
     /// Sixteen pairs of bfloat16, ready for [`Simd::dot_pairs`].
     type Pairs: Copy;
+    /// Sixteen integers of 32 bits.
+    type Ints: Copy;
+    /// Four bytes in each of sixteen lanes.
+    type Bytes: Copy;
 
     /// Rows and panels of the register tile of a matrix product with many rows.
     const TILE_ROWS: usize;
@@ -35,6 +39,10 @@ pub(super) trait Simd: Copy {
     const QUERIES: usize;
     /// Panels that are computed at once if there is a single row.
     const ROW_PANELS: usize;
+    /// The most rows of a register tile of a product with quantised weights.
+    const QUANT_ROWS: usize;
+    /// Whether [`Simd::dot_signed`] takes weights that are 128 larger than they should be.
+    const ADDS_128: bool;
 
     fn splat(self, x: f32) -> Self::V;
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
@@ -75,6 +83,57 @@ pub(super) trait Simd: Copy {
     unsafe fn load_pairs(self, from: *const u32) -> Self::Pairs;
     /// Prefetches the cache line at `address`, which may be any address.
     fn prefetch(self, address: *const u8);
+
+    /// `a * b + c`, rounded once. On every instruction set the result has the same bits.
+    #[inline(always)]
+    fn fused(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+        self.mul_add(a, b, c)
+    }
+    fn splat_int(self, x: i32) -> Self::Ints;
+    fn to_floats(self, a: Self::Ints) -> Self::V;
+    /// The lanes as the bits of float32.
+    fn as_floats(self, a: Self::Ints) -> Self::V;
+    /// To nearest even. Numbers that are too large become any integer.
+    fn round_to_ints(self, a: Self::V) -> Self::Ints;
+    /// `(a >> shift) & mask`, without a sign.
+    fn int_bits(self, a: Self::Ints, shift: u32, mask: u32) -> Self::Ints;
+    /// `a | b << shift`
+    fn or_shifted(self, a: Self::Ints, b: Self::Ints, shift: u32) -> Self::Ints;
+    /// `(b >> shift) & mask` of each byte. `mask` has no bit that another byte could move into.
+    fn byte_bits(self, b: Self::Bytes, shift: u32, mask: u8) -> Self::Bytes;
+    /// `(b << shift) & mask` of each byte, likewise.
+    fn byte_bits_up(self, b: Self::Bytes, shift: u32, mask: u8) -> Self::Bytes;
+    fn or_bytes(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
+    /// A table for [`Simd::lookup`].
+    fn table(self, values: &[i8; 16]) -> Self::Bytes;
+    /// The values of a table at indices from 0 to 15.
+    fn lookup(self, table: Self::Bytes, index: Self::Bytes) -> Self::Bytes;
+    /// For each lane `acc + Σ w · x` over its four bytes: `w` from 0 to 127, the bytes of `x` from -127 to 127.
+    fn dot_bytes(self, acc: Self::Ints, w: Self::Bytes, x: u32) -> Self::Ints;
+    /// Prepares signed bytes for [`Simd::dot_signed`].
+    fn prepare_signed(self, w: Self::Bytes) -> Self::Bytes;
+    /// As [`Simd::dot_bytes`] for prepared bytes `w` from -128 to 127, or from 0 to 255 with [`Simd::ADDS_128`].
+    fn dot_signed(self, acc: Self::Ints, w: Self::Bytes, x: u32) -> Self::Ints;
+
+    /// # Safety
+    /// Sixteen integers can be written at `to`, at any alignment.
+    unsafe fn store_ints(self, to: *mut i32, a: Self::Ints);
+    /// # Safety
+    /// Sixteen integers can be read at `from`, at any alignment.
+    unsafe fn load_ints(self, from: *const u8) -> Self::Ints;
+    /// Sixteen bytes without a sign.
+    ///
+    /// # Safety
+    /// They can be read at `from`.
+    unsafe fn load_u8(self, from: *const u8) -> Self::Ints;
+    /// Sixteen bytes with a sign.
+    ///
+    /// # Safety
+    /// They can be read at `from`.
+    unsafe fn load_i8(self, from: *const u8) -> Self::Ints;
+    /// # Safety
+    /// 64 bytes can be read at `from`, at any alignment.
+    unsafe fn load_bytes(self, from: *const u8) -> Self::Bytes;
 
     #[inline(always)]
     fn to_array(self, v: Self::V) -> [f32; LANES] {

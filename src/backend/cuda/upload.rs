@@ -1,7 +1,7 @@
 //! Uploads weights to the device.
 
 use super::device::{Copy, Device, DeviceBuffer, DeviceEvent, DevicePtr, DeviceResult, PinnedBuffer, Stream};
-use crate::{DType, HostTensor};
+use crate::{DType, HostTensor, WeightFormat};
 use std::rc::Rc;
 
 /// Large enough for the bus's full speed, small enough to be pinned quickly.
@@ -33,8 +33,9 @@ impl Uploader {
         let buffer = DeviceBuffer::new(&self.device, elements * dtype.size_bytes())?;
         let mut to = buffer.ptr();
         for part in parts {
-            for chunk in part.bytes.chunks(CHUNK_BYTES / 4 * part.dtype.size_bytes()) {
-                to = self.upload_chunk(to, chunk, part.dtype, dtype)?;
+            let (weights, bytes) = part.format.block();
+            for chunk in part.bytes.chunks(CHUNK_BYTES / 4 / weights * bytes) {
+                to = self.upload_chunk(to, chunk, part.format, dtype)?;
             }
         }
         if let Some(copied) = self.copied[self.turn] {
@@ -44,17 +45,31 @@ impl Uploader {
     }
 
     /// Uploads a chunk, and returns the address behind it.
-    fn upload_chunk(&mut self, to: DevicePtr, chunk: &[u8], from: DType, dtype: DType) -> DeviceResult<DevicePtr> {
+    fn upload_chunk(
+        &mut self,
+        to: DevicePtr,
+        chunk: &[u8],
+        from: WeightFormat,
+        dtype: DType,
+    ) -> DeviceResult<DevicePtr> {
         self.turn = 1 - self.turn;
         if let Some(copied) = self.copied[self.turn] {
             while !self.device.is_done(copied)? {
                 std::hint::spin_loop();
             }
         }
-        let bytes = chunk.len() / from.size_bytes() * dtype.size_bytes();
+        let (weights, block_bytes) = from.block();
+        let bytes = chunk.len() / block_bytes * weights * dtype.size_bytes();
         let staging = &mut self.staging[self.turn];
         // SAFETY: the last copy from this buffer is done.
-        convert(chunk, from, dtype, unsafe { &mut staging.as_mut_slice()[..bytes] });
+        let out = unsafe { &mut staging.as_mut_slice()[..bytes] };
+        match from {
+            WeightFormat::Plain(from) => convert(chunk, from, dtype, out),
+            WeightFormat::Quantized(_) => {
+                let values: Vec<u8> = from.to_f32(chunk).into_iter().flat_map(f32::to_le_bytes).collect();
+                convert(&values, DType::F32, dtype, out);
+            }
+        }
         let copy = Copy { to, from: staging.ptr(), bytes };
         // SAFETY: the target is ours; the staging buffer lives as long as `self`, and freeing it waits for the device.
         unsafe { self.device.copy(Stream::CopyIn, copy)? };

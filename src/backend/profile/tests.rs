@@ -120,7 +120,7 @@ fn steps_are_told_apart_and_copies_belong_to_the_step_behind_them() {
 fn row_by_row_operations_count_activations_alone() {
     let (mut backend, profile) = profiled();
     let ones: Vec<u8> = [1f32; 32].into_iter().flat_map(f32::to_le_bytes).collect();
-    let weight = backend.vector(&[HostTensor { dtype: DType::F32, rows: 1, cols: 32, bytes: &ones }]).unwrap();
+    let weight = backend.vector(&[HostTensor { format: DType::F32.into(), rows: 1, cols: 32, bytes: &ones }]).unwrap();
     let norm = Norm { kind: NormKind::Rms { eps: 1e-5 }, weight, bias: None };
     let (mut x, delta, mut out) = (tensor(&backend, 32), tensor(&backend, 32), tensor(&backend, 32));
     backend.begin(&batch(&[(0, 5)]));

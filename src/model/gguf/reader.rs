@@ -130,8 +130,7 @@ impl<'a> GgufList<'a> {
 
     /// The values of a list of integers.
     pub fn integers(&self) -> Option<Vec<i64>> {
-        let integer =
-            |value| if let GgufValue::Integer(integer) = value { i64::try_from(integer).ok() } else { None };
+        let integer = |value| if let GgufValue::Integer(integer) = value { i64::try_from(integer).ok() } else { None };
         self.values().map(integer).collect()
     }
 }
@@ -345,7 +344,8 @@ impl<'a> Cursor<'a> {
         let len = self.u64()?;
         let rest = self.bytes.len() - self.at;
         let len = usize::try_from(len).ok().filter(|len| *len <= rest.min(longest));
-        let len = len.ok_or_else(|| GgufError("a string is longer than the rest of the file, or than a name".into()))?;
+        let len =
+            len.ok_or_else(|| GgufError("a string is longer than the rest of the file, or than a name".into()))?;
         std::str::from_utf8(self.take(len)?).map_err(|_| GgufError("a string is not UTF-8".into()))
     }
 

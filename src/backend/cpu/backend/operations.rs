@@ -64,7 +64,7 @@ impl Backend for CpuBackend {
 
     fn vector(&self, parts: &[HostTensor<'_>]) -> Result<CpuVector, StartError> {
         parts.iter().try_for_each(HostTensor::check_size)?;
-        Ok(CpuVector(parts.iter().flat_map(HostTensor::elements).collect()))
+        Ok(CpuVector(parts.iter().flat_map(HostTensor::to_f32).collect()))
     }
 
     fn tensor(&self, max_rows: usize, cols: usize, role: TensorRole) -> Result<CpuTensor, StartError> {
@@ -184,7 +184,7 @@ impl Backend for CpuBackend {
     }
 
     fn linear(&mut self, x: &CpuTensor, w: &CpuMatrix, bias: Option<&CpuVector>, out: &mut CpuTensor) {
-        assert!(x.cols == w.k && out.cols == w.n, "a linear layer's widths");
+        assert!(x.cols == w.k && out.cols == w.n(), "a linear layer's widths");
         let rows = self.num_rows();
         self.product(x, w, bias, Sink::Store(out.rows_mut(rows)));
     }
@@ -207,7 +207,7 @@ impl Backend for CpuBackend {
             }
             return self.rope_and_write_kv(qkv, shape, rope, layer);
         }
-        assert!(x.cols == w.k && qkv.cols == w.n, "a linear layer's widths");
+        assert!(x.cols == w.k && qkv.cols == w.n(), "a linear layer's widths");
         let (isa, rows, cols) = (self.isa, self.num_rows(), qkv.cols);
         let norms = norms.map(|norms| norms.map(|norm| norm_params(norm, head_dim)));
         let kv = self.kv.as_mut().expect("the KV pools are allocated before they are used");
@@ -232,7 +232,7 @@ impl Backend for CpuBackend {
         _: &mut CpuTensor,
         out: &mut CpuTensor,
     ) {
-        assert!(x.cols == w.k && 2 * out.cols == w.n, "a gated layer's widths");
+        assert!(x.cols == w.k && 2 * out.cols == w.n(), "a gated layer's widths");
         let Values::Operand(out) = &mut out.data else { panic!("a gated product's output is an operand") };
         self.product(x, w, bias, Sink::Gated { kind, out });
     }
@@ -245,7 +245,7 @@ impl Backend for CpuBackend {
         stream: &mut CpuTensor,
         _: &mut CpuTensor,
     ) -> bool {
-        assert!(x.cols == w.k && stream.cols == w.n, "a linear layer's widths");
+        assert!(x.cols == w.k && stream.cols == w.n(), "a linear layer's widths");
         let rows = self.num_rows();
         self.product(x, w, bias, Sink::Add(stream.rows_mut(rows)));
         false
@@ -330,8 +330,8 @@ impl Backend for CpuBackend {
 
     fn logits(&mut self, x: &CpuTensor, num_rows: usize, w: &CpuMatrix, bias: Option<&CpuVector>) {
         assert_eq!(x.cols, w.k, "the vocabulary product's width");
-        self.vocab_size = w.n;
-        self.logits.resize(num_rows * w.n, 0.0);
+        self.vocab_size = w.n();
+        self.logits.resize(num_rows * w.n(), 0.0);
         let layer = Linear { x: x.source(num_rows), rows: num_rows, w, bias: bias.map(CpuVector::as_slice) };
         gemm::linear(self.isa, &self.team, &mut self.products, layer, Sink::Store(&mut self.logits));
     }

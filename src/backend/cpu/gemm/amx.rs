@@ -14,7 +14,7 @@ use super::super::isa::Isa;
 use super::super::pack::BF16_K_BLOCK;
 use super::super::simd::{LANES, Simd, SimdKernel};
 use super::super::tile_registers::Tiles;
-use super::part::{Product, ProductPart};
+use super::part::{PlainOperands, PlainPart};
 use std::arch::asm;
 use std::arch::x86_64::_rdtsc;
 use std::cell::Cell;
@@ -73,8 +73,8 @@ const BLOCK_STEPS: usize = 64;
 /// # Safety
 /// AMX is available, the weights are bfloat16, the panels exist, and the input has room for whole blocks of rows.
 /// Nothing else uses the target or `scratch`, which has [`SCRATCH_LEN`] floats and is 64-byte-aligned.
-pub(super) unsafe fn run(part: &ProductPart<'_>, scratch: *mut f32) {
-    let steps = part.product.w.steps() / (BF16_K_BLOCK / 2);
+pub(super) unsafe fn run(part: &PlainPart<'_>, scratch: *mut f32) {
+    let steps = part.operands.w.steps() / (BF16_K_BLOCK / 2);
     let (rows, panels) = (&part.rows, &part.panels);
     assert!(rows.len() <= MAX_ROWS && panels.len() <= MAX_PANELS);
     let block_steps = if rows.len() > 2 * BLOCK_ROWS { BLOCK_STEPS.min(steps) } else { steps };
@@ -84,12 +84,12 @@ pub(super) unsafe fn run(part: &ProductPart<'_>, scratch: *mut f32) {
         // Weights of the next block of steps. After the last block, this member continues with the next panels.
         let is_last = block_steps.end == steps;
         let next = if is_last { (panels.end, 0) } else { (panels.start, block_steps.end) };
-        let mut next_weights = Ahead::weights(part.product, next, block_steps.len());
+        let mut next_weights = Ahead::weights(&part.operands, next, block_steps.len());
         for row in rows.clone().step_by(BLOCK_ROWS) {
             let num_rows = BLOCK_ROWS.min(rows.end - row);
             let next_row = row + BLOCK_ROWS;
             let next = if next_row < rows.end { (next_row, first_step) } else { (rows.start, block_steps.end) };
-            let mut next_x = Ahead::input(part.product, next, block_steps.len());
+            let mut next_x = Ahead::input(&part.operands, next, block_steps.len());
             if tiles.as_ref().is_none_or(|(configured, _)| *configured != num_rows) {
                 drop(tiles.take());
                 let (first, second) = (num_rows.min(LANES), num_rows.saturating_sub(LANES));
@@ -145,14 +145,14 @@ struct Ahead {
 
 impl Ahead {
     /// Weights of the panels starting with `panel`.
-    fn weights(product: &Product<'_>, (panel, step): (usize, usize), steps: usize) -> Self {
+    fn weights(product: &PlainOperands<'_>, (panel, step): (usize, usize), steps: usize) -> Self {
         let run_to_run = product.w.panel_bytes();
         let run = product.w.as_ptr().wrapping_add(panel * run_to_run + step * TILE_BYTES);
         Self { run, run_to_run, in_run: 0, piece_bytes: steps * WEIGHTS_AHEAD, run_bytes: steps * TILE_BYTES }
     }
 
     /// Input of the rows starting with `row`.
-    fn input(product: &Product<'_>, (row, step): (usize, usize), steps: usize) -> Self {
+    fn input(product: &PlainOperands<'_>, (row, step): (usize, usize), steps: usize) -> Self {
         let run_to_run = 4 * product.layout.tile;
         let run = product.x.cast::<u8>().wrapping_add(row / LANES * run_to_run + step * TILE_BYTES);
         Self { run, run_to_run, in_run: 0, piece_bytes: steps * INPUT_AHEAD, run_bytes: steps * TILE_BYTES }
@@ -176,7 +176,7 @@ const WEIGHTS_AHEAD: usize = TILE_BYTES / 8;
 
 /// Rows and panels that are computed together: up to 32 rows by 2 panels, or 16 by 4.
 struct Block<'a> {
-    part: &'a ProductPart<'a>,
+    part: &'a PlainPart<'a>,
     row: usize,
     num_rows: usize,
     panel: usize,
@@ -336,7 +336,7 @@ macro_rules! two_by_block {
                 "add {ahead1}, 128"
             ];
             x = inout(reg) $block.x($steps.start) => _,
-            x1 = inout(reg) $block.x($steps.start).add($block.part.product.layout.tile) => _,
+            x1 = inout(reg) $block.x($steps.start).add($block.part.operands.layout.tile) => _,
             w0 = inout(reg) $block.weights(0, $steps.start) => _,
             w1 = inout(reg) $block.weights(1, $steps.start) => _,
             ahead0 = inout(reg) $ahead[0] => _,
@@ -355,7 +355,7 @@ macro_rules! two_by_block {
 impl Block<'_> {
     /// The first tile of input, starting at `step`.
     unsafe fn x(&self, step: usize) -> *const u32 {
-        let Product { x, layout, .. } = *self.part.product;
+        let PlainOperands { x, layout, .. } = self.part.operands;
         // SAFETY: row and step exist.
         unsafe { x.add(self.row / LANES * layout.tile + step * layout.chunk) }
     }
@@ -363,7 +363,7 @@ impl Block<'_> {
     /// Weights of panel `p` of the block, starting at `step`. Panels past the last one repeat it, and their results are
     /// dropped.
     unsafe fn weights(&self, p: usize, step: usize) -> *const u8 {
-        let w = self.part.product.w;
+        let w = self.part.operands.w;
         // SAFETY: panel and step exist.
         unsafe { w.as_ptr().add((self.panel + p.min(self.num_panels - 1)) * w.panel_bytes() + step * TILE_BYTES) }
     }
@@ -427,7 +427,7 @@ impl Block<'_> {
         const TILES_AHEAD: usize = 4;
         unsafe {
             let (x, w0, w1) = (self.x(steps.start), self.weights(0, steps.start), self.weights(1, steps.start));
-            let panel_bytes = self.part.product.w.panel_bytes();
+            let panel_bytes = self.part.operands.w.panel_bytes();
             let jump = 2 * panel_bytes - steps.len() * TILE_BYTES;
             let first = if steps.len() > TILES_AHEAD { TILES_AHEAD * TILE_BYTES } else { 2 * panel_bytes };
             two_by!(
@@ -447,7 +447,7 @@ impl Block<'_> {
                     "5:"
                 ];
                 x = inout(reg) x => _,
-                x1 = inout(reg) x.add(self.part.product.layout.tile) => _,
+                x1 = inout(reg) x.add(self.part.operands.layout.tile) => _,
                 w0 = inout(reg) w0 => _,
                 w1 = inout(reg) w1 => _,
                 ahead0 = inout(reg) w0.wrapping_add(first) => _,
@@ -501,7 +501,7 @@ impl Block<'_> {
                 "tilestored [{out} + {stride} + 128], tmm2",
                 "tilestored [{out} + {stride} + 192], tmm3",
                 x = inout(reg) self.x(steps.start) => _,
-                x_step = in(reg) 4 * self.part.product.layout.chunk,
+                x_step = in(reg) 4 * self.part.operands.layout.chunk,
                 w0 = inout(reg) self.weights(0, steps.start) => _,
                 w1 = inout(reg) self.weights(1, steps.start) => _,
                 w2 = inout(reg) self.weights(2, steps.start) => _,

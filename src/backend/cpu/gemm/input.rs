@@ -3,10 +3,11 @@
 use super::super::elementwise::gate;
 use super::super::isa::Isa;
 use super::super::memory::{Arena, Buffer, Shared};
-use super::super::pack::{CpuMatrix, steps};
+use super::super::pack::{PlainPanels, steps};
 use super::super::rows::{ALONE_BELOW, for_runs};
 use super::super::simd::{LANES, Simd, SimdKernel, bf16_bits};
 use super::super::team::Team;
+use super::FloatRows;
 use crate::{Activation, DType};
 use pagetide_base::error::StartError;
 use std::ops::Range;
@@ -73,16 +74,16 @@ impl RoundedInput {
     }
 
     /// Rounds `x: [rows, k]` to the type of `w`. There is room for whole blocks of 32 rows.
-    pub fn fill(&mut self, isa: Isa, team: &Team, x: &[f32], rows: usize, w: &CpuMatrix, layout: InputLayout) {
+    pub fn fill(&mut self, isa: Isa, team: &Team, x: FloatRows<'_>, rows: usize, w: &PlainPanels, layout: InputLayout) {
         let len = layout.len(rows);
         if self.words.len() < len {
             self.words =
                 Buffer::zeroed(len, "the rounded input of a linear layer").unwrap_or_else(|error| panic!("{error}"));
         }
-        let (k, dtype, num_chunks) = (w.k, w.dtype, w.steps().div_ceil(LANES));
+        let (k, dtype, num_chunks) = (x.k, w.dtype, w.steps().div_ceil(LANES));
         let words = Shared::new(self.words.as_mut_ptr());
         let round = |row: usize| {
-            let x = &x[row * k..][..k];
+            let x = x.row(row);
             // SAFETY: there is room for `rows` rows of `num_chunks` chunks each, and each row belongs to one task.
             let out = unsafe { words.get().add(layout.at(row, 0)) };
             isa.run(RoundRow { x, dtype, num_chunks, out, chunk: layout.chunk });
@@ -119,8 +120,21 @@ impl Operand {
     }
 
     /// Prepares the operand for `rows` rows of width `k`.
-    pub fn reshape(&mut self, rows: usize, k: usize, dtype: DType) {
-        assert!(rows <= self.max_rows && k == self.k && dtype == self.dtype, "an operand of another shape");
+    pub fn reshape(&mut self, rows: usize, k: usize) {
+        assert!(rows <= self.max_rows && k == self.k, "an operand of another shape");
+    }
+
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The rows of an operand in float32.
+    pub fn floats(&self, rows: usize, k: usize) -> FloatRows<'_> {
+        assert!(rows <= self.max_rows && k == self.k && self.dtype == DType::F32, "an operand of another shape");
+        let stride = InputLayout::of(self.isa, self.dtype, rows, k).row;
+        // SAFETY: the words are float32, one chunk behind the other.
+        let values = unsafe { std::slice::from_raw_parts(self.words.as_ptr().cast(), rows * stride) };
+        FloatRows { values, k, stride }
     }
 
     pub fn words(&self, rows: usize, k: usize, dtype: DType) -> *const u32 {

@@ -5,7 +5,8 @@
 
 use super::super::isa::Isa;
 use super::super::simd::{LANES, Simd, SimdKernel};
-use super::part::{Product, ProductPart};
+use super::part::{Operands, PlainOperands, PlainPart, ProductPart};
+use super::quant;
 use crate::DType;
 use std::ops::Range;
 
@@ -15,14 +16,20 @@ impl ProductPart<'_> {
     /// # Safety
     /// The target and `scratch` are large enough, and nothing else uses them.
     pub unsafe fn run(&self, isa: Isa, scratch: *mut f32) {
-        assert!(self.panels.end <= self.product.w.num_panels());
-        match self.product.w.dtype {
+        assert!(self.panels.end <= self.product.columns.num_panels());
+        let operands = match &self.product.operands {
+            Operands::Plain(operands) => *operands,
+            // SAFETY: the caller's promise; the panels exist.
+            Operands::Quantized(operands) => return unsafe { quant::run(self, *operands, isa) },
+        };
+        let part = &PlainPart { part: self, operands };
+        match operands.w.dtype {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the caller's promise; the panels exist, and the instruction set was checked when it was chosen.
-            DType::BF16 if isa == Isa::Amx => unsafe { super::amx::run(self, scratch) },
-            DType::BF16 => isa.run(ProductKernel { part: self, format: WeightsBf16 }),
-            DType::F16 => isa.run(ProductKernel { part: self, format: WeightsF16 }),
-            DType::F32 => isa.run(ProductKernel { part: self, format: WeightsF32 }),
+            DType::BF16 if isa == Isa::Amx => unsafe { super::amx::run(part, scratch) },
+            DType::BF16 => isa.run(ProductKernel { part, format: WeightsBf16 }),
+            DType::F16 => isa.run(ProductKernel { part, format: WeightsF16 }),
+            DType::F32 => isa.run(ProductKernel { part, format: WeightsF32 }),
         }
         let _ = scratch; // unused where there are no tiles
     }
@@ -87,7 +94,7 @@ impl WeightsFormat for WeightsF32 {
 }
 
 struct ProductKernel<'a, F> {
-    part: &'a ProductPart<'a>,
+    part: &'a PlainPart<'a>,
     format: F,
 }
 
@@ -160,7 +167,7 @@ impl<F: WeightsFormat> ProductKernel<'_, F> {
     /// Rows `row .. row + M` and panels `panel .. panel + P` exist.
     #[inline(always)]
     unsafe fn tile<S: Simd, const M: usize, const P: usize>(&self, simd: S, row: usize, panel: usize) {
-        let Product { w, x, layout, .. } = *self.part.product;
+        let PlainOperands { w, x, layout } = self.part.operands;
         let (steps, panel_bytes) = (w.steps(), w.panel_bytes());
         let mut acc = [[simd.splat(0.0); P]; M];
         // SAFETY: a panel has `steps` steps of `STEP_BYTES`, a row of the input `steps` words.

@@ -1,22 +1,43 @@
 //! A product, and a part of it that one member computes.
 
 use super::super::memory::Shared;
-use super::super::pack::CpuMatrix;
+use super::super::pack::{Columns, PlainPanels, QuantPanels};
 use super::super::simd::{LANES, Simd};
 use super::input::InputLayout;
-use std::ops::Range;
+use super::quant_input::QuantInput;
+use std::ops::{Deref, Range};
 
-/// A product, which is split by rows and by panels of `w`.
+/// A product, which is split by rows and by panels of the matrix.
 pub(super) struct Product<'a> {
-    pub w: &'a CpuMatrix,
+    pub columns: Columns,
     pub bias: Option<&'a [f32]>,
+    pub operands: Operands<'a>,
+}
+
+/// What is multiplied.
+pub(super) enum Operands<'a> {
+    Plain(PlainOperands<'a>),
+    Quantized(QuantOperands<'a>),
+}
+
+/// Weights that are stored by themselves, and rows that are rounded to their type.
+#[derive(Clone, Copy)]
+pub(super) struct PlainOperands<'a> {
+    pub w: &'a PlainPanels,
     /// `w.steps()` words of each row.
     pub x: *const u32,
     pub layout: InputLayout,
 }
 
 // SAFETY: `x` is only read.
-unsafe impl Sync for Product<'_> {}
+unsafe impl Sync for PlainOperands<'_> {}
+
+/// Quantised weights, and rows that are quantised for them.
+#[derive(Clone, Copy)]
+pub(super) struct QuantOperands<'a> {
+    pub w: &'a QuantPanels,
+    pub x: &'a QuantInput,
+}
 
 /// Where results go: `[rows, stride]`, starting with `row` and `panel` of the product.
 #[derive(Clone, Copy)]
@@ -63,7 +84,7 @@ impl ProductPart<'_> {
     #[inline(always)]
     pub unsafe fn with_bias<S: Simd>(&self, simd: S, panel: usize, sum: S::V) -> S::V {
         let Some(bias) = self.product.bias else { return sum };
-        let (column, width) = self.product.w.columns(panel);
+        let (column, width) = self.product.columns.of_panel(panel);
         // SAFETY: the bias has an element for each column.
         unsafe { simd.add(sum, simd.load_first(bias.as_ptr().add(column), width)) }
     }
@@ -79,5 +100,19 @@ impl ProductPart<'_> {
         // SAFETY: the target has room for the part.
         let at = unsafe { target.at.get().add((row - target.row) * target.stride + first) };
         (at, LANES.min(target.cols - first))
+    }
+}
+
+/// A part of a product with plain weights.
+pub(super) struct PlainPart<'a> {
+    pub part: &'a ProductPart<'a>,
+    pub operands: PlainOperands<'a>,
+}
+
+impl<'a> Deref for PlainPart<'a> {
+    type Target = ProductPart<'a>;
+
+    fn deref(&self) -> &ProductPart<'a> {
+        self.part
     }
 }

@@ -91,11 +91,15 @@ unsafe fn transpose_8x8(r: [__m256; 8]) -> [__m256; 8] {
 impl Simd for Avx2 {
     type V = Two;
     type Pairs = [__m256i; 2];
+    type Ints = [__m256i; 2];
+    type Bytes = [__m256i; 2];
 
     const TILE_ROWS: usize = 4;
     const TILE_PANELS: usize = 1;
     const QUERIES: usize = 2;
     const ROW_PANELS: usize = 2;
+    const QUANT_ROWS: usize = 4;
+    const ADDS_128: bool = false;
 
     #[inline(always)]
     fn splat(self, x: f32) -> Two {
@@ -217,5 +221,102 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn prefetch(self, address: *const u8) {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+    }
+    #[inline(always)]
+    fn splat_int(self, x: i32) -> [__m256i; 2] {
+        unsafe { [_mm256_set1_epi32(x); 2] }
+    }
+    #[inline(always)]
+    fn to_floats(self, a: [__m256i; 2]) -> Two {
+        halves!(i => _mm256_cvtepi32_ps(a[i]))
+    }
+    #[inline(always)]
+    fn as_floats(self, a: [__m256i; 2]) -> Two {
+        halves!(i => _mm256_castsi256_ps(a[i]))
+    }
+    #[inline(always)]
+    fn round_to_ints(self, a: Two) -> [__m256i; 2] {
+        halves!(i => _mm256_cvtps_epi32(a[i]))
+    }
+    #[inline(always)]
+    fn int_bits(self, a: [__m256i; 2], shift: u32, mask: u32) -> [__m256i; 2] {
+        halves!(i => {
+            let shifted = _mm256_srl_epi32(a[i], _mm_cvtsi32_si128(shift as i32));
+            _mm256_and_si256(shifted, _mm256_set1_epi32(mask as i32))
+        })
+    }
+    #[inline(always)]
+    fn or_shifted(self, a: [__m256i; 2], b: [__m256i; 2], shift: u32) -> [__m256i; 2] {
+        halves!(i => _mm256_or_si256(a[i], _mm256_sll_epi32(b[i], _mm_cvtsi32_si128(shift as i32))))
+    }
+    // Shifts move bits between the bytes of a lane of 16 bits; the mask removes them.
+    #[inline(always)]
+    fn byte_bits(self, b: [__m256i; 2], shift: u32, mask: u8) -> [__m256i; 2] {
+        halves!(i => {
+            let shifted = _mm256_srl_epi16(b[i], _mm_cvtsi32_si128(shift as i32));
+            _mm256_and_si256(shifted, _mm256_set1_epi8(mask as i8))
+        })
+    }
+    #[inline(always)]
+    fn byte_bits_up(self, b: [__m256i; 2], shift: u32, mask: u8) -> [__m256i; 2] {
+        halves!(i => {
+            let shifted = _mm256_sll_epi16(b[i], _mm_cvtsi32_si128(shift as i32));
+            _mm256_and_si256(shifted, _mm256_set1_epi8(mask as i8))
+        })
+    }
+    #[inline(always)]
+    fn or_bytes(self, a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+        halves!(i => _mm256_or_si256(a[i], b[i]))
+    }
+    #[inline(always)]
+    fn table(self, values: &[i8; 16]) -> [__m256i; 2] {
+        unsafe { [_mm256_broadcastsi128_si256(_mm_loadu_si128(values.as_ptr().cast())); 2] }
+    }
+    #[inline(always)]
+    fn lookup(self, table: [__m256i; 2], index: [__m256i; 2]) -> [__m256i; 2] {
+        halves!(i => _mm256_shuffle_epi8(table[i], index[i]))
+    }
+    // The instruction adds pairs of products in 16 bits, and saturates. Neither these factors nor those of
+    // `dot_signed` are large enough for that.
+    #[inline(always)]
+    fn dot_bytes(self, acc: [__m256i; 2], w: [__m256i; 2], x: u32) -> [__m256i; 2] {
+        let x = unsafe { _mm256_set1_epi32(x as i32) };
+        halves!(i => {
+            let pairs = _mm256_maddubs_epi16(w[i], x);
+            _mm256_add_epi32(acc[i], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+        })
+    }
+    #[inline(always)]
+    fn prepare_signed(self, w: [__m256i; 2]) -> [__m256i; 2] {
+        w
+    }
+    // One factor must not have a sign: it goes to the other.
+    #[inline(always)]
+    fn dot_signed(self, acc: [__m256i; 2], w: [__m256i; 2], x: u32) -> [__m256i; 2] {
+        let x = unsafe { _mm256_set1_epi32(x as i32) };
+        halves!(i => {
+            let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w[i]), _mm256_sign_epi8(x, w[i]));
+            _mm256_add_epi32(acc[i], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+        })
+    }
+    #[inline(always)]
+    unsafe fn store_ints(self, to: *mut i32, a: [__m256i; 2]) {
+        halves!(i => _mm256_storeu_si256(to.add(8 * i).cast(), a[i]));
+    }
+    #[inline(always)]
+    unsafe fn load_ints(self, from: *const u8) -> [__m256i; 2] {
+        halves!(i => _mm256_loadu_si256(from.add(32 * i).cast()))
+    }
+    #[inline(always)]
+    unsafe fn load_u8(self, from: *const u8) -> [__m256i; 2] {
+        halves!(i => _mm256_cvtepu8_epi32(_mm_loadl_epi64(from.add(8 * i).cast())))
+    }
+    #[inline(always)]
+    unsafe fn load_i8(self, from: *const u8) -> [__m256i; 2] {
+        halves!(i => _mm256_cvtepi8_epi32(_mm_loadl_epi64(from.add(8 * i).cast())))
+    }
+    #[inline(always)]
+    unsafe fn load_bytes(self, from: *const u8) -> [__m256i; 2] {
+        halves!(i => _mm256_loadu_si256(from.add(32 * i).cast()))
     }
 }

@@ -1,15 +1,15 @@
-//! Sixteen lanes as one AVX-512 register, with BF16 dot products.
+//! Sixteen lanes as one AVX-512 register, with dot products of BF16 and of bytes (VNNI).
 
 use super::{LANES, Simd, SimdKernel};
 use std::arch::x86_64::*;
 
-/// Proof that AVX-512 F, BW, DQ, VL and BF16 are there.
+/// Proof that AVX-512 F, BW, DQ, VL, BF16 and VNNI are there.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Avx512(());
 
 /// # Safety
 /// The processor has the features named below.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni,avx2,fma,f16c")]
 pub(in super::super) unsafe fn run_avx512<K: SimdKernel>(kernel: K) -> K::Output {
     kernel.run(Avx512(()))
 }
@@ -18,11 +18,15 @@ pub(in super::super) unsafe fn run_avx512<K: SimdKernel>(kernel: K) -> K::Output
 impl Simd for Avx512 {
     type V = __m512;
     type Pairs = __m512i;
+    type Ints = __m512i;
+    type Bytes = __m512i;
 
     const TILE_ROWS: usize = 12;
     const TILE_PANELS: usize = 2;
     const QUERIES: usize = 4;
     const ROW_PANELS: usize = 4;
+    const QUANT_ROWS: usize = 8;
+    const ADDS_128: bool = true;
 
     #[inline(always)]
     fn splat(self, x: f32) -> __m512 {
@@ -128,6 +132,92 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn prefetch(self, address: *const u8) {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+    }
+    #[inline(always)]
+    fn splat_int(self, x: i32) -> __m512i {
+        unsafe { _mm512_set1_epi32(x) }
+    }
+    #[inline(always)]
+    fn to_floats(self, a: __m512i) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(a) }
+    }
+    #[inline(always)]
+    fn as_floats(self, a: __m512i) -> __m512 {
+        unsafe { _mm512_castsi512_ps(a) }
+    }
+    #[inline(always)]
+    fn round_to_ints(self, a: __m512) -> __m512i {
+        unsafe { _mm512_cvtps_epi32(a) }
+    }
+    #[inline(always)]
+    fn int_bits(self, a: __m512i, shift: u32, mask: u32) -> __m512i {
+        unsafe {
+            let shifted = _mm512_srl_epi32(a, _mm_cvtsi32_si128(shift as i32));
+            _mm512_and_si512(shifted, _mm512_set1_epi32(mask as i32))
+        }
+    }
+    #[inline(always)]
+    fn or_shifted(self, a: __m512i, b: __m512i, shift: u32) -> __m512i {
+        unsafe { _mm512_or_si512(a, _mm512_sll_epi32(b, _mm_cvtsi32_si128(shift as i32))) }
+    }
+    // Shifts move bits between the bytes of a lane of 16 bits; the mask removes them.
+    #[inline(always)]
+    fn byte_bits(self, b: __m512i, shift: u32, mask: u8) -> __m512i {
+        unsafe {
+            let shifted = _mm512_srl_epi16(b, _mm_cvtsi32_si128(shift as i32));
+            _mm512_and_si512(shifted, _mm512_set1_epi8(mask as i8))
+        }
+    }
+    #[inline(always)]
+    fn byte_bits_up(self, b: __m512i, shift: u32, mask: u8) -> __m512i {
+        unsafe {
+            let shifted = _mm512_sll_epi16(b, _mm_cvtsi32_si128(shift as i32));
+            _mm512_and_si512(shifted, _mm512_set1_epi8(mask as i8))
+        }
+    }
+    #[inline(always)]
+    fn or_bytes(self, a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_or_si512(a, b) }
+    }
+    #[inline(always)]
+    fn table(self, values: &[i8; 16]) -> __m512i {
+        unsafe { _mm512_broadcast_i32x4(_mm_loadu_si128(values.as_ptr().cast())) }
+    }
+    #[inline(always)]
+    fn lookup(self, table: __m512i, index: __m512i) -> __m512i {
+        unsafe { _mm512_shuffle_epi8(table, index) }
+    }
+    #[inline(always)]
+    fn dot_bytes(self, acc: __m512i, w: __m512i, x: u32) -> __m512i {
+        unsafe { _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(x as i32)) }
+    }
+    #[inline(always)]
+    fn prepare_signed(self, w: __m512i) -> __m512i {
+        unsafe { _mm512_xor_si512(w, _mm512_set1_epi8(i8::MIN)) }
+    }
+    #[inline(always)]
+    fn dot_signed(self, acc: __m512i, w: __m512i, x: u32) -> __m512i {
+        self.dot_bytes(acc, w, x)
+    }
+    #[inline(always)]
+    unsafe fn store_ints(self, to: *mut i32, a: __m512i) {
+        unsafe { _mm512_storeu_si512(to.cast(), a) }
+    }
+    #[inline(always)]
+    unsafe fn load_ints(self, from: *const u8) -> __m512i {
+        unsafe { _mm512_loadu_si512(from.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn load_u8(self, from: *const u8) -> __m512i {
+        unsafe { _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn load_i8(self, from: *const u8) -> __m512i {
+        unsafe { _mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn load_bytes(self, from: *const u8) -> __m512i {
+        unsafe { _mm512_loadu_si512(from.cast()) }
     }
 }
 

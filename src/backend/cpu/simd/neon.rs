@@ -86,12 +86,16 @@ unsafe fn narrow_f16(x: float32x4_t) -> uint16x4_t {
 impl Simd for Neon {
     type V = Four;
     type Pairs = [uint32x4_t; 4];
+    type Ints = [int32x4_t; 4];
+    type Bytes = [uint8x16_t; 4];
 
     // Of 32 registers, 16 hold results; the weights take four, or eight where they are pairs.
     const TILE_ROWS: usize = 4;
     const TILE_PANELS: usize = 1;
     const QUERIES: usize = 2;
     const ROW_PANELS: usize = 4;
+    const QUANT_ROWS: usize = 4;
+    const ADDS_128: bool = false;
 
     #[inline(always)]
     fn splat(self, x: f32) -> Four {
@@ -218,5 +222,105 @@ impl Simd for Neon {
         unsafe {
             asm!("prfm pldl1keep, [{}]", in(reg) address, options(readonly, nostack, preserves_flags));
         }
+    }
+    #[inline(always)]
+    fn splat_int(self, x: i32) -> [int32x4_t; 4] {
+        unsafe { [vdupq_n_s32(x); 4] }
+    }
+    #[inline(always)]
+    fn to_floats(self, a: [int32x4_t; 4]) -> Four {
+        quarters!(i => vcvtq_f32_s32(a[i]))
+    }
+    #[inline(always)]
+    fn as_floats(self, a: [int32x4_t; 4]) -> Four {
+        quarters!(i => vreinterpretq_f32_s32(a[i]))
+    }
+    #[inline(always)]
+    fn round_to_ints(self, a: Four) -> [int32x4_t; 4] {
+        quarters!(i => vcvtnq_s32_f32(a[i]))
+    }
+    #[inline(always)]
+    fn int_bits(self, a: [int32x4_t; 4], shift: u32, mask: u32) -> [int32x4_t; 4] {
+        quarters!(i => {
+            let shifted = vshlq_u32(vreinterpretq_u32_s32(a[i]), vdupq_n_s32(-(shift as i32)));
+            vreinterpretq_s32_u32(vandq_u32(shifted, vdupq_n_u32(mask)))
+        })
+    }
+    #[inline(always)]
+    fn or_shifted(self, a: [int32x4_t; 4], b: [int32x4_t; 4], shift: u32) -> [int32x4_t; 4] {
+        quarters!(i => vorrq_s32(a[i], vshlq_s32(b[i], vdupq_n_s32(shift as i32))))
+    }
+    #[inline(always)]
+    fn byte_bits(self, b: [uint8x16_t; 4], shift: u32, mask: u8) -> [uint8x16_t; 4] {
+        quarters!(i => vandq_u8(vshlq_u8(b[i], vdupq_n_s8(-(shift as i8))), vdupq_n_u8(mask)))
+    }
+    #[inline(always)]
+    fn byte_bits_up(self, b: [uint8x16_t; 4], shift: u32, mask: u8) -> [uint8x16_t; 4] {
+        quarters!(i => vandq_u8(vshlq_u8(b[i], vdupq_n_s8(shift as i8)), vdupq_n_u8(mask)))
+    }
+    #[inline(always)]
+    fn or_bytes(self, a: [uint8x16_t; 4], b: [uint8x16_t; 4]) -> [uint8x16_t; 4] {
+        quarters!(i => vorrq_u8(a[i], b[i]))
+    }
+    #[inline(always)]
+    fn table(self, values: &[i8; 16]) -> [uint8x16_t; 4] {
+        unsafe { [vreinterpretq_u8_s8(vld1q_s8(values.as_ptr())); 4] }
+    }
+    #[inline(always)]
+    fn lookup(self, table: [uint8x16_t; 4], index: [uint8x16_t; 4]) -> [uint8x16_t; 4] {
+        quarters!(i => vqtbl1q_u8(table[i], index[i]))
+    }
+    #[inline(always)]
+    fn dot_bytes(self, acc: [int32x4_t; 4], w: [uint8x16_t; 4], x: u32) -> [int32x4_t; 4] {
+        self.dot_signed(acc, w, x)
+    }
+    #[inline(always)]
+    fn prepare_signed(self, w: [uint8x16_t; 4]) -> [uint8x16_t; 4] {
+        w
+    }
+    #[inline(always)]
+    fn dot_signed(self, acc: [int32x4_t; 4], w: [uint8x16_t; 4], x: u32) -> [int32x4_t; 4] {
+        let x = unsafe { vreinterpretq_s8_u32(vdupq_n_u32(x)) };
+        quarters!(i => {
+            let w = vreinterpretq_s8_u8(w[i]);
+            let low = vpaddlq_s16(vmull_s8(vget_low_s8(w), vget_low_s8(x)));
+            let high = vpaddlq_s16(vmull_high_s8(w, x));
+            vaddq_s32(acc[i], vpaddq_s32(low, high))
+        })
+    }
+    #[inline(always)]
+    unsafe fn store_ints(self, to: *mut i32, a: [int32x4_t; 4]) {
+        quarters!(i => vst1q_s32(to.add(4 * i), a[i]));
+    }
+    #[inline(always)]
+    unsafe fn load_ints(self, from: *const u8) -> [int32x4_t; 4] {
+        quarters!(i => vreinterpretq_s32_u8(vld1q_u8(from.add(16 * i))))
+    }
+    #[inline(always)]
+    unsafe fn load_u8(self, from: *const u8) -> [int32x4_t; 4] {
+        let wide = unsafe {
+            let bytes = vld1q_u8(from);
+            [vmovl_u8(vget_low_u8(bytes)), vmovl_u8(vget_high_u8(bytes))]
+        };
+        quarters!(i => {
+            let half = wide[i / 2];
+            let quarter = if i % 2 == 0 { vget_low_u16(half) } else { vget_high_u16(half) };
+            vreinterpretq_s32_u32(vmovl_u16(quarter))
+        })
+    }
+    #[inline(always)]
+    unsafe fn load_i8(self, from: *const u8) -> [int32x4_t; 4] {
+        let wide = unsafe {
+            let bytes = vld1q_s8(from.cast());
+            [vmovl_s8(vget_low_s8(bytes)), vmovl_s8(vget_high_s8(bytes))]
+        };
+        quarters!(i => {
+            let half = wide[i / 2];
+            vmovl_s16(if i % 2 == 0 { vget_low_s16(half) } else { vget_high_s16(half) })
+        })
+    }
+    #[inline(always)]
+    unsafe fn load_bytes(self, from: *const u8) -> [uint8x16_t; 4] {
+        quarters!(i => vld1q_u8(from.add(16 * i)))
     }
 }

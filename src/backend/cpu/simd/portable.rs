@@ -28,11 +28,15 @@ fn widen_f16(bits: u16) -> f32 {
 impl Simd for Portable {
     type V = [f32; LANES];
     type Pairs = [u32; LANES];
+    type Ints = [i32; LANES];
+    type Bytes = [[u8; 4]; LANES];
 
     const TILE_ROWS: usize = 2;
     const TILE_PANELS: usize = 1;
     const QUERIES: usize = 2;
     const ROW_PANELS: usize = 1;
+    const QUANT_ROWS: usize = 2;
+    const ADDS_128: bool = false;
 
     #[inline(always)]
     fn splat(self, x: f32) -> Self::V {
@@ -144,4 +148,113 @@ impl Simd for Portable {
     }
     #[inline(always)]
     fn prefetch(self, _address: *const u8) {}
+    #[inline(always)]
+    fn fused(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+        let mut out = c;
+        for i in 0..LANES {
+            out[i] = a[i].mul_add(b[i], c[i]);
+        }
+        out
+    }
+    #[inline(always)]
+    fn splat_int(self, x: i32) -> Self::Ints {
+        [x; LANES]
+    }
+    #[inline(always)]
+    fn to_floats(self, a: Self::Ints) -> Self::V {
+        a.map(|a| a as f32)
+    }
+    #[inline(always)]
+    fn as_floats(self, a: Self::Ints) -> Self::V {
+        a.map(|a| f32::from_bits(a as u32))
+    }
+    #[inline(always)]
+    fn round_to_ints(self, a: Self::V) -> Self::Ints {
+        a.map(|a| a.round_ties_even() as i32)
+    }
+    #[inline(always)]
+    fn int_bits(self, a: Self::Ints, shift: u32, mask: u32) -> Self::Ints {
+        a.map(|a| ((a as u32 >> shift) & mask) as i32)
+    }
+    #[inline(always)]
+    fn or_shifted(self, a: Self::Ints, b: Self::Ints, shift: u32) -> Self::Ints {
+        let mut out = a;
+        for i in 0..LANES {
+            out[i] |= b[i] << shift;
+        }
+        out
+    }
+    #[inline(always)]
+    fn byte_bits(self, b: Self::Bytes, shift: u32, mask: u8) -> Self::Bytes {
+        b.map(|word| word.map(|byte| byte >> shift & mask))
+    }
+    #[inline(always)]
+    fn byte_bits_up(self, b: Self::Bytes, shift: u32, mask: u8) -> Self::Bytes {
+        b.map(|word| word.map(|byte| byte << shift & mask))
+    }
+    #[inline(always)]
+    fn or_bytes(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes {
+        let mut out = a;
+        for i in 0..LANES {
+            for j in 0..4 {
+                out[i][j] |= b[i][j];
+            }
+        }
+        out
+    }
+    #[inline(always)]
+    fn table(self, values: &[i8; 16]) -> Self::Bytes {
+        let mut out = [[0; 4]; LANES];
+        for (i, value) in values.iter().enumerate() {
+            out[i / 4][i % 4] = *value as u8;
+        }
+        out
+    }
+    #[inline(always)]
+    fn lookup(self, table: Self::Bytes, index: Self::Bytes) -> Self::Bytes {
+        index.map(|word| word.map(|byte| table[usize::from(byte / 4 % 4)][usize::from(byte % 4)]))
+    }
+    #[inline(always)]
+    fn dot_bytes(self, acc: Self::Ints, w: Self::Bytes, x: u32) -> Self::Ints {
+        self.dot_signed(acc, w, x)
+    }
+    #[inline(always)]
+    fn prepare_signed(self, w: Self::Bytes) -> Self::Bytes {
+        w
+    }
+    #[inline(always)]
+    fn dot_signed(self, acc: Self::Ints, w: Self::Bytes, x: u32) -> Self::Ints {
+        let (mut out, x) = (acc, x.to_le_bytes());
+        for i in 0..LANES {
+            for j in 0..4 {
+                out[i] += i32::from(w[i][j] as i8) * i32::from(x[j] as i8);
+            }
+        }
+        out
+    }
+    #[inline(always)]
+    unsafe fn store_ints(self, to: *mut i32, a: Self::Ints) {
+        // SAFETY: the caller's promise.
+        unsafe { to.cast::<Self::Ints>().write_unaligned(a) }
+    }
+    #[inline(always)]
+    unsafe fn load_ints(self, from: *const u8) -> Self::Ints {
+        // SAFETY: the caller's promise.
+        unsafe { from.cast::<Self::Ints>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn load_u8(self, from: *const u8) -> Self::Ints {
+        // SAFETY: the caller's promise.
+        unsafe { from.cast::<[u8; LANES]>().read_unaligned() }.map(i32::from)
+    }
+    #[inline(always)]
+    unsafe fn load_i8(self, from: *const u8) -> Self::Ints {
+        // SAFETY: the caller's promise.
+        unsafe { from.cast::<[i8; LANES]>().read_unaligned() }.map(i32::from)
+    }
+    #[inline(always)]
+    unsafe fn load_bytes(self, from: *const u8) -> Self::Bytes {
+        // SAFETY: the caller's promise.
+        unsafe { from.cast::<Self::Bytes>().read_unaligned() }
+    }
 }
