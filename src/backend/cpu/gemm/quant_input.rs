@@ -1,0 +1,232 @@
+//! The left side of a product with quantised weights: rows quantised to bytes.
+//!
+//! A row is divided into blocks of 32 or 256 elements, as ggml's Q8_0 and Q8_K. An element is `scale · code` with a code
+//! from -127 to 127, and the scale of a block is its largest magnitude divided by 127. Weights in formats with blocks of
+//! 256 are multiplied with rows in blocks of 256, all others with rows in blocks of 32.
+
+use super::super::isa::Isa;
+use super::super::memory::{Buffer, Shared};
+use super::super::pack::QuantPanels;
+use super::super::rows::{ALONE_BELOW, for_runs};
+use super::super::simd::{LANES, Simd, SimdKernel};
+use super::super::team::Team;
+use super::FloatRows;
+use crate::quant::{MAX_BLOCK_WEIGHTS, QuantFormat};
+use pagetide_base::error::StartError;
+
+/// Elements of the smaller blocks, and of the groups of most formats.
+const SMALL: usize = 32;
+/// Elements of the groups of the other formats.
+const HALF: usize = SMALL / 2;
+/// The largest magnitude of a code.
+const LARGEST: f32 = 127.0;
+/// Blocks whose elements are all smaller count as 0: the inverse of their scale would not be a float32.
+const SMALLEST: f32 = 1e-30;
+
+/// The quantised rows of the current product. The next product reuses the memory.
+pub struct QuantInput {
+    words: Buffer<u32>,
+    small: Option<TileLayout>,
+    large: Option<TileLayout>,
+}
+
+/// Rows in blocks of one length. They are stored in tiles of up to 16 rows, in which the same places of all rows are
+/// side by side: `[place][row]`.
+#[derive(Clone, Copy)]
+struct TileLayout {
+    /// The first word of the first tile.
+    start: usize,
+    /// Rows of a tile.
+    height: usize,
+    /// Elements of a row, with zeros up to a multiple of 256.
+    k: usize,
+    is_small: bool,
+}
+
+/// Where the parts of a row begin. From one place to the next there are as many words as the tile has rows.
+#[derive(Clone, Copy)]
+pub struct QuantRow {
+    /// Four codes of neighbouring elements in each word.
+    pub codes: *const u32,
+    /// The scale of each block.
+    pub scales: *const f32,
+    /// Minus the sum of the codes of each group of 16 and of 32.
+    pub minus_sums_16: *const i32,
+    pub minus_sums_32: *const i32,
+    /// The sum of the elements of each group of 16 and of 32, divided by the scale of the block if it is a large one.
+    pub sums_16: *const f32,
+    pub sums_32: *const f32,
+    /// Words from place to place.
+    pub stride: usize,
+}
+
+/// The most rows of a tile. Tiles begin at multiples of this.
+pub const MAX_TILE_ROWS: usize = LANES;
+
+impl TileLayout {
+    fn new(start: usize, rows: usize, k: usize, is_small: bool) -> Self {
+        Self { start, height: rows.min(MAX_TILE_ROWS), k: k.next_multiple_of(MAX_BLOCK_WEIGHTS), is_small }
+    }
+
+    fn block(&self) -> usize {
+        if self.is_small { SMALL } else { MAX_BLOCK_WEIGHTS }
+    }
+
+    /// Places of the parts of a row, in the order of [`QuantRow`].
+    fn parts(&self) -> [usize; 6] {
+        let k = self.k;
+        [k / 4, k / self.block(), k / HALF, k / SMALL, k / HALF, k / SMALL]
+    }
+
+    /// Words of a tile: whole cache lines.
+    fn tile_len(&self) -> usize {
+        (self.parts().iter().sum::<usize>() * self.height).next_multiple_of(LANES)
+    }
+
+    fn end(&self, rows: usize) -> usize {
+        self.start + rows.div_ceil(MAX_TILE_ROWS) * self.tile_len()
+    }
+
+    /// # Safety
+    /// `words` has this row.
+    #[inline(always)]
+    unsafe fn row(&self, words: *const u32, row: usize) -> QuantRow {
+        let [codes, scales, minus_16, minus_32, sums_16, _] = self.parts();
+        let height = self.height;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let codes_at = words.add(self.start + row / MAX_TILE_ROWS * self.tile_len() + row % MAX_TILE_ROWS);
+            let scales_at = codes_at.add(codes * height);
+            let minus_16_at = scales_at.add(scales * height);
+            let minus_32_at = minus_16_at.add(minus_16 * height);
+            let sums_16_at = minus_32_at.add(minus_32 * height);
+            QuantRow {
+                codes: codes_at,
+                scales: scales_at.cast(),
+                minus_sums_16: minus_16_at.cast(),
+                minus_sums_32: minus_32_at.cast(),
+                sums_16: sums_16_at.cast(),
+                sums_32: sums_16_at.add(sums_16 * height).cast(),
+                stride: height,
+            }
+        }
+    }
+}
+
+impl QuantInput {
+    pub fn new() -> Result<Self, StartError> {
+        Ok(Self { words: Buffer::zeroed(0, "the quantised input of a linear layer")?, small: None, large: None })
+    }
+
+    /// Quantises `rows` rows of `x` for the weights of `w`.
+    pub fn fill(&mut self, isa: Isa, team: &Team, x: FloatRows<'_>, rows: usize, w: &QuantPanels) {
+        let takes_large = |format: QuantFormat| format.block_weights() == MAX_BLOCK_WEIGHTS;
+        let small = w.any(|format| !takes_large(format)).then(|| TileLayout::new(0, rows, x.k, true));
+        let start = small.map_or(0, |small| small.end(rows));
+        let large = w.any(takes_large).then(|| TileLayout::new(start, rows, x.k, false));
+        let len = large.map_or(start, |large| large.end(rows));
+        if self.words.len() < len {
+            self.words =
+                Buffer::zeroed(len, "the quantised input of a linear layer").unwrap_or_else(|error| panic!("{error}"));
+        }
+        (self.small, self.large) = (small, large);
+        let words = Shared::new(self.words.as_mut_ptr());
+        for layout in [small, large].into_iter().flatten() {
+            let quantize = |row: usize| {
+                // SAFETY: there is room for `rows` rows, and each belongs to one task.
+                let out = unsafe { layout.row(words.get(), row) };
+                isa.run(QuantizeRow { x: x.row(row), layout, out });
+            };
+            if rows * x.k < ALONE_BELOW {
+                (0..rows).for_each(quantize);
+            } else {
+                for_runs(team, rows, |_, rows| rows.for_each(quantize));
+            }
+        }
+    }
+
+    /// A row for weights in formats of small or large blocks.
+    ///
+    /// # Safety
+    /// [`QuantInput::fill`] quantised this row for a matrix with such weights.
+    #[inline(always)]
+    pub unsafe fn row(&self, is_small: bool, row: usize) -> QuantRow {
+        let layout = if is_small { self.small } else { self.large };
+        let layout = layout.expect("rows are quantised for all formats of a matrix");
+        // SAFETY: the caller's promise.
+        unsafe { layout.row(self.words.as_ptr(), row) }
+    }
+}
+
+struct QuantizeRow<'a> {
+    x: &'a [f32],
+    layout: TileLayout,
+    /// Nothing else uses it.
+    out: QuantRow,
+}
+
+impl SimdKernel for QuantizeRow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Self { x, layout, out } = self;
+        let block = layout.block();
+        for index in 0..layout.k / block {
+            let x = &x[(index * block).min(x.len())..];
+            // SAFETY: the row has this block, and it is ours.
+            unsafe { quantize_block(simd, &x[..x.len().min(block)], index, layout, out) };
+        }
+    }
+}
+
+/// Quantises a block. Elements past the end of the row are 0.
+///
+/// # Safety
+/// The row `out` has block `index`, and nothing else uses it.
+#[inline(always)]
+unsafe fn quantize_block<S: Simd>(simd: S, x: &[f32], index: usize, layout: TileLayout, out: QuantRow) {
+    let zero = simd.splat(0.0);
+    let (mut largest, mut not_finite) = (zero, zero);
+    for start in (0..x.len()).step_by(LANES) {
+        // SAFETY: at most the rest of the block is read.
+        let v = unsafe { simd.load_first(x.as_ptr().add(start), LANES.min(x.len() - start)) };
+        largest = simd.max(simd.max(v, simd.sub(zero, v)), largest);
+        not_finite = simd.add(not_finite, simd.mul(v, zero));
+    }
+    let largest = simd.max_lane(largest);
+    let inverse = if largest >= SMALLEST { LARGEST / largest } else { 0.0 };
+    let scale = if largest >= SMALLEST { largest / LARGEST } else { 0.0 };
+    // NaN if an element is infinite or NaN, so that the results are.
+    let scale = scale + simd.sum(not_finite);
+    let factor = if layout.is_small { scale } else { 1.0 };
+    let (per_block, stride) = (layout.block() / HALF, out.stride);
+    // SAFETY: the caller's promise.
+    unsafe {
+        *out.scales.cast_mut().add(index * stride) = scale;
+        let mut of_two = 0;
+        for half in 0..per_block {
+            let rest = &x[(half * HALF).min(x.len())..];
+            let v = simd.load_first(rest.as_ptr(), LANES.min(rest.len()));
+            let mut codes = [0_i32; LANES];
+            simd.store_ints(codes.as_mut_ptr(), simd.round_to_ints(simd.mul(v, simd.splat(inverse))));
+            let group = index * per_block + half;
+            let mut sum = 0;
+            for (i, four) in codes.as_chunks::<4>().0.iter().enumerate() {
+                // Of an element that is not finite, any code will do.
+                let four = four.map(|code| code as i8);
+                sum += four.into_iter().map(i32::from).sum::<i32>();
+                let word = u32::from_le_bytes(four.map(|code| code as u8));
+                *out.codes.cast_mut().add((group * (HALF / 4) + i) * stride) = word;
+            }
+            *out.minus_sums_16.cast_mut().add(group * stride) = -sum;
+            *out.sums_16.cast_mut().add(group * stride) = sum as f32 * factor;
+            of_two += sum;
+            if half % 2 == 1 {
+                *out.minus_sums_32.cast_mut().add(group / 2 * stride) = -of_two;
+                *out.sums_32.cast_mut().add(group / 2 * stride) = of_two as f32 * factor;
+                of_two = 0;
+            }
+        }
+    }
+}

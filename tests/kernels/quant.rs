@@ -1,0 +1,225 @@
+//! Quantised weights: their values, and products with them.
+
+use crate::support::*;
+use pagetide_backend::cpu::{CpuBackend, CpuMatrix, Isa};
+use pagetide_backend::quant::QuantFormat;
+use pagetide_backend::{Activation, Backend, DType, HostTensor, TensorRole, WeightFormat};
+use proptest::prelude::*;
+use serde_json::Value;
+
+/// A matrix of random weight blocks.
+struct QuantMatrix {
+    format: QuantFormat,
+    n: usize,
+    k: usize,
+    bytes: Vec<u8>,
+}
+
+/// Where a block has float16 numbers, which must not be NaN or infinite.
+fn halves(format: QuantFormat) -> &'static [usize] {
+    match format {
+        QuantFormat::Q4_1 | QuantFormat::Q5_1 | QuantFormat::Q4_K | QuantFormat::Q5_K => &[0, 2],
+        QuantFormat::Q2_K => &[80, 82],
+        QuantFormat::Q3_K => &[108],
+        QuantFormat::Q6_K => &[208],
+        QuantFormat::MXFP4 => &[],
+        _ => &[0],
+    }
+}
+
+impl QuantMatrix {
+    fn new(format: QuantFormat, n: usize, k: usize, numbers: &mut Numbers) -> Self {
+        let blocks = n * k / format.block_weights();
+        let mut bytes: Vec<u8> = (0..blocks * format.block_bytes()).map(|_| numbers.bits() as u8).collect();
+        for block in bytes.chunks_exact_mut(format.block_bytes()) {
+            for at in halves(format) {
+                block[*at..at + 2].copy_from_slice(&half::f16::from_f32(0.1 * numbers.next()).to_le_bytes());
+            }
+            if format == QuantFormat::MXFP4 {
+                block[0] = 120 + numbers.below(8) as u8;
+            }
+        }
+        Self { format, n, k, bytes }
+    }
+
+    fn tensor(&self) -> HostTensor<'_> {
+        HostTensor { format: WeightFormat::Quantized(self.format), rows: self.n, cols: self.k, bytes: &self.bytes }
+    }
+
+    fn weights(&self) -> Vec<f32> {
+        self.tensor().to_f32()
+    }
+}
+
+#[test]
+fn weights_are_those_of_ggml() {
+    let goldens: Value = serde_json::from_str(include_str!("../data/quant.json")).unwrap();
+    for format in QuantFormat::ALL {
+        let hex = |key: &str| {
+            let digits = goldens[format.name()][key].as_str().unwrap();
+            (0..digits.len()).step_by(2).map(|i| u8::from_str_radix(&digits[i..i + 2], 16).unwrap()).collect::<Vec<_>>()
+        };
+        let (blocks, expected) = (hex("blocks"), hex("weights"));
+        let mut weights = vec![0.0; format.block_weights()];
+        let got = blocks.chunks_exact(format.block_bytes()).flat_map(|block| {
+            format.dequantize(block, &mut weights);
+            weights.iter().flat_map(|weight| weight.to_le_bytes()).collect::<Vec<_>>()
+        });
+        assert!(got.collect::<Vec<_>>() == expected, "{format}");
+    }
+}
+
+/// `x` as the product sees it: quantised in blocks, as float64.
+fn quantize(x: &[f32], format: QuantFormat) -> Vec<f64> {
+    let block = format.block_weights();
+    let of_block = |x: &[f32]| {
+        let largest = x.iter().fold(0.0_f32, |largest, x| largest.max(x.abs()));
+        let (scale, inverse) = if largest > 0.0 { (largest / 127.0, 127.0 / largest) } else { (0.0, 0.0) };
+        x.iter().map(|x| f64::from((x * inverse).round_ties_even()) * f64::from(scale)).collect::<Vec<_>>()
+    };
+    x.chunks(block).flat_map(of_block).collect()
+}
+
+fn product(backend: &mut CpuBackend, w: &CpuMatrix, x: &[f32], k: usize, n: usize) -> Vec<f32> {
+    let rows = x.len() / k;
+    let x = tensor(backend, x, k);
+    let mut out = tensor(backend, &vec![f32::NAN; rows * n], n);
+    backend.begin(&plain_batch(rows));
+    backend.linear(&x, w, None, &mut out);
+    out.as_slice()[..rows * n].to_vec()
+}
+
+fn random_format(numbers: &mut Numbers) -> QuantFormat {
+    QuantFormat::ALL[numbers.below(QuantFormat::ALL.len())]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// Right, and with the same bits on every instruction set, alone and in a batch, with any number of threads.
+    #[test]
+    fn products_are_right_and_the_same_everywhere(seed: u64, rows in 1usize..40, threads in 1usize..4) {
+        let mut numbers = Numbers::new(seed);
+        let format = random_format(&mut numbers);
+        let blocks = numbers.size(if format.block_weights() == 32 { 40 } else { 5 });
+        let (n, k) = (numbers.size(120), blocks * format.block_weights());
+        let matrix = QuantMatrix::new(format, n, k, &mut numbers);
+        let (weights, x) = (matrix.weights(), numbers.vec(rows * k));
+        let mut expected = Vec::new();
+        for x in x.chunks_exact(k) {
+            let x = quantize(x, format);
+            expected.extend(weights.chunks_exact(k).map(|w| {
+                w.iter().zip(&x).map(|(w, x)| f64::from(*w) * x).sum::<f64>()
+            }));
+        }
+        let mut first: Option<Vec<u32>> = None;
+        for isa in isas() {
+            let mut backend = backend(isa, threads);
+            let w = backend.matrix(&[matrix.tensor()], DType::BF16).unwrap();
+            let got = product(&mut backend, &w, &x, k, n);
+            let largest = expected.iter().fold(1.0, |largest: f64, x| largest.max(x.abs()));
+            for (i, (got, expected)) in got.iter().zip(&expected).enumerate() {
+                prop_assert!((f64::from(*got) - expected).abs() < 1e-5 * largest, "{isa} {format} {n} {k}: {i}: {got} {expected}");
+            }
+            prop_assert_eq!(first.get_or_insert_with(|| bits(&got)), &bits(&got), "{} {}", isa, format);
+            let row = numbers.below(rows);
+            let alone = product(&mut backend, &w, &x[row * k..][..k], k, n);
+            prop_assert_eq!(bits(&alone), bits(&got[row * n..][..n]), "{} {}: row {}", isa, format, row);
+        }
+    }
+
+    /// Each row of a packed matrix is what its blocks say.
+    #[test]
+    fn rows_can_be_read_back(seed: u64) {
+        let mut numbers = Numbers::new(seed);
+        let format = random_format(&mut numbers);
+        let (n, k) = (numbers.size(70), numbers.size(3) * format.block_weights());
+        let matrix = QuantMatrix::new(format, n, k, &mut numbers);
+        let mut backend = backend(Isa::detect(), 2);
+        let w = backend.matrix(&[matrix.tensor()], DType::BF16).unwrap();
+        let mut batch = plain_batch(n);
+        batch.tokens = (0..n as u32).collect();
+        let mut out = tensor(&backend, &vec![0.0; n * k], k);
+        backend.begin(&batch);
+        backend.embed(&w, 1.0, &mut out);
+        prop_assert_eq!(bits(&out.as_slice()[..n * k]), bits(&matrix.weights()), "{}", format);
+    }
+}
+
+/// The parts of a fused projection may be in different formats. So may the halves of a gated one.
+#[test]
+fn parts_may_differ_in_format() {
+    let (k, rows) = (512, 5);
+    let mut numbers = Numbers::new(3);
+    let x = numbers.vec(rows * k);
+    let parts = [(QuantFormat::Q4_K, 64), (QuantFormat::Q6_K, 32), (QuantFormat::Q8_0, 48)];
+    let parts = parts.map(|(format, n)| QuantMatrix::new(format, n, k, &mut numbers));
+    for isa in isas() {
+        let mut backend = backend(isa, 2);
+        let w = backend.matrix(&parts.each_ref().map(QuantMatrix::tensor), DType::BF16).unwrap();
+        let got = product(&mut backend, &w, &x, k, 144);
+        let mut first = 0;
+        for part in &parts {
+            let w = backend.matrix(&[part.tensor()], DType::BF16).unwrap();
+            let alone = product(&mut backend, &w, &x, k, part.n);
+            for row in 0..rows {
+                let (got, alone) = (&got[row * 144 + first..][..part.n], &alone[row * part.n..][..part.n]);
+                assert_eq!(bits(got), bits(alone), "{isa} {}", part.format);
+            }
+            first += part.n;
+        }
+
+        let gate_up = [(QuantFormat::Q5_0, 32), (QuantFormat::IQ4_XS, 32)];
+        let gate_up = gate_up.map(|(format, n)| QuantMatrix::new(format, n, k, &mut Numbers::new(9)));
+        let w = backend.gate_up_matrix(&gate_up.each_ref().map(QuantMatrix::tensor), DType::BF16).unwrap();
+        let [gate, up] = gate_up.each_ref().map(|part| {
+            let w = backend.matrix(&[part.tensor()], DType::BF16).unwrap();
+            product(&mut backend, &w, &x, k, 32)
+        });
+        let x = tensor(&backend, &x, k);
+        let mut unfused = backend.tensor(rows, 64, TensorRole::Unfused).unwrap();
+        let mut gated = backend.tensor(rows, 32, TensorRole::Operand(DType::F32)).unwrap();
+        backend.begin(&plain_batch(rows));
+        backend.gated_linear(&x, &w, None, Activation::Relu, &mut unfused, &mut gated);
+        // The identity shows what is in the operand.
+        let identity: Vec<f32> = (0..32 * 32).map(|i| if i % 33 == 0 { 1.0 } else { 0.0 }).collect();
+        let identity = backend.matrix(&[Stored::new(&identity, 32, DType::F32).tensor()], DType::F32).unwrap();
+        let mut out = tensor(&backend, &vec![0.0; rows * 32], 32);
+        backend.linear(&gated, &identity, None, &mut out);
+        let expected: Vec<f32> = gate.iter().zip(&up).map(|(gate, up)| gate.max(0.0) * up).collect();
+        assert_eq!(&out.as_slice()[..rows * 32], expected, "{isa}");
+    }
+}
+
+/// Where a panel would have columns of several formats, the matrix is converted.
+#[test]
+fn formats_that_share_a_panel_are_converted() {
+    let mut numbers = Numbers::new(4);
+    let parts = [QuantFormat::Q8_0, QuantFormat::Q4_0].map(|format| QuantMatrix::new(format, 8, 64, &mut numbers));
+    let weights: Vec<f32> = parts.iter().flat_map(QuantMatrix::weights).collect();
+    let x = numbers.vec(2 * 64);
+    let mut backend = backend(Isa::detect(), 1);
+    let w = backend.matrix(&parts.each_ref().map(QuantMatrix::tensor), DType::F32).unwrap();
+    let plain = backend.matrix(&[Stored::new(&weights, 16, DType::F32).tensor()], DType::F32).unwrap();
+    let (got, expected) = (product(&mut backend, &w, &x, 64, 16), product(&mut backend, &plain, &x, 64, 16));
+    assert_eq!(bits(&got), bits(&expected));
+}
+
+/// A number that is not finite does not disappear.
+#[test]
+fn what_is_not_finite_stays_so() {
+    let mut numbers = Numbers::new(5);
+    for format in QuantFormat::ALL {
+        let matrix = QuantMatrix::new(*format, 16, 256, &mut numbers);
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut x = numbers.vec(256);
+            x[100] = bad;
+            for isa in isas() {
+                let mut backend = backend(isa, 1);
+                let w = backend.matrix(&[matrix.tensor()], DType::BF16).unwrap();
+                let got = product(&mut backend, &w, &x, 256, 16);
+                assert!(got.iter().all(|x| x.is_nan()), "{isa} {format} {bad}");
+            }
+        }
+    }
+}
