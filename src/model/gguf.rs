@@ -1,3 +1,7 @@
 //! GGUF checkpoints: a file holds the weights, the configuration and the tokenizer.
 
 pub mod reader;
+
+#[cfg(test)]
+#[path = "../../tests/common/gguf.rs"]
+mod test_files;

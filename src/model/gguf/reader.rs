@@ -26,6 +26,12 @@ const MIN_TENSOR_BYTES: usize = 8 + 4 + 8 + 4 + 8;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GgufError(String);
 
+impl GgufError {
+    pub fn new(problem: impl Into<String>) -> Self {
+        Self(problem.into())
+    }
+}
+
 impl fmt::Display for GgufError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
@@ -412,3 +418,6 @@ impl<'a> Cursor<'a> {
         Ok(GgufTensor { name, shape, kind, start })
     }
 }
+
+#[cfg(test)]
+mod tests;
