@@ -1,6 +1,10 @@
 //! Tokenizers, detokenizing and chat templates against transformers. The data is made by `scripts/make_*_goldens.py`.
 
+#[path = "../common/gguf.rs"]
+mod gguf_files;
+
 mod bounds;
+mod gguf;
 mod sandbox;
 mod templates;
 mod tokenizers;
