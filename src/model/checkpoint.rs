@@ -1,23 +1,31 @@
-//! A checkpoint's tensors, memory-mapped from safetensors files.
+//! A checkpoint's tensors, memory-mapped from safetensors or GGUF files.
 
 use crate::bytes::FileBytes;
 use crate::files::ModelFiles;
-use pagetide_backend::{DType, HostTensor};
+use crate::gguf::GgufModel;
+use crate::names::TensorNaming;
+use pagetide_backend::quant::QuantFormat;
+use pagetide_backend::{DType, HostTensor, WeightFormat};
 use pagetide_base::error::StartError;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Map, Value};
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// All tensors of a checkpoint by name, from one file or several shards.
 pub struct Checkpoint {
-    files: Vec<(String, FileBytes)>,
+    naming: TensorNaming,
+    files: Vec<(String, Arc<FileBytes>)>,
     tensors: HashMap<String, TensorEntry>,
 }
 
 struct TensorEntry {
     file: usize,
-    dtype: Dtype,
+    /// `None` for a type that cannot be read.
+    format: Option<WeightFormat>,
+    /// Its type in the words of the file.
+    type_name: String,
     shape: Vec<usize>,
     /// Within the file.
     range: Range<usize>,
@@ -32,8 +40,33 @@ const HASHED_BYTES: usize = 256;
 
 impl Checkpoint {
     fn open_single(files: &ModelFiles, name: &str, bytes: FileBytes) -> Result<Self, StartError> {
-        let mut checkpoint = Self { files: Vec::new(), tensors: HashMap::new() };
+        let mut checkpoint = Self::empty(TensorNaming::Transformers);
         checkpoint.add_file(files, name, bytes)?;
+        Ok(checkpoint)
+    }
+
+    fn empty(naming: TensorNaming) -> Self {
+        Self { naming, files: Vec::new(), tensors: HashMap::new() }
+    }
+
+    fn open_gguf(model: &GgufModel) -> Result<Self, StartError> {
+        let mut checkpoint = Self::empty(TensorNaming::Gguf);
+        for (file, tensors) in model.tensors()? {
+            for tensor in tensors {
+                let entry = TensorEntry {
+                    file: checkpoint.files.len(),
+                    format: Some(tensor.format),
+                    type_name: tensor.format.to_string(),
+                    shape: tensor.shape,
+                    range: tensor.range,
+                };
+                if checkpoint.tensors.insert(tensor.name.clone(), entry).is_some() {
+                    let problem = format!("{}: the tensor {} is also in another file", file.name, tensor.name);
+                    return Err(StartError::new(problem));
+                }
+            }
+            checkpoint.files.push((file.name.clone(), file.bytes.clone()));
+        }
         Ok(checkpoint)
     }
 
@@ -46,7 +79,7 @@ impl Checkpoint {
             .and_then(Value::as_object)
             .ok_or_else(|| wrong("weight_map: missing, or not an object".into()))?;
 
-        let mut checkpoint = Self { files: Vec::new(), tensors: HashMap::new() };
+        let mut checkpoint = Self::empty(TensorNaming::Transformers);
         let mut opened = HashSet::new();
         for (tensor, file) in weight_map {
             let file = file.as_str().ok_or_else(|| wrong(format!("weight_map.{tensor}: not a file name")))?;
@@ -78,7 +111,8 @@ impl Checkpoint {
             let (start, end) = info.data_offsets;
             let entry = TensorEntry {
                 file: self.files.len(),
-                dtype: info.dtype,
+                format: element_type(info.dtype).map(WeightFormat::Plain),
+                type_name: format!("{:?}", info.dtype),
                 shape: info.shape.clone(),
                 range: data_start + start..data_start + end,
             };
@@ -89,7 +123,7 @@ impl Checkpoint {
                 return Err(files.error(name, format!("the tensor {tensor} is also in {other}")));
             }
         }
-        self.files.push((name.to_string(), bytes));
+        self.files.push((name.to_string(), Arc::new(bytes)));
         Ok(())
     }
 
@@ -106,12 +140,38 @@ impl Checkpoint {
         self.tensors.get(tensor).map_or(0, |entry| entry.range.len())
     }
 
-    /// The element type of a tensor; `None` if there is no such tensor, or if its type is not supported.
+    /// The element type of a tensor; `None` if there is no such tensor, or if it is quantised or of another type.
     pub fn dtype(&self, tensor: &str) -> Option<DType> {
-        self.tensors.get(tensor).and_then(|entry| element_type(entry.dtype))
+        match self.tensors.get(tensor)?.format? {
+            WeightFormat::Plain(dtype) => Some(dtype),
+            WeightFormat::Quantized(_) => None,
+        }
     }
 
-    /// The stored tensor, which must have this shape: `[rows, cols]`, or `[cols]` for a vector.
+    pub(crate) fn naming(&self) -> TensorNaming {
+        self.naming
+    }
+
+    /// The formats of quantised tensors, with the bytes in each, largest first.
+    pub fn quantized(&self) -> Vec<(QuantFormat, u64)> {
+        let mut bytes = HashMap::new();
+        for entry in self.tensors.values() {
+            if let Some(WeightFormat::Quantized(format)) = entry.format {
+                *bytes.entry(format).or_insert(0) += entry.range.len() as u64;
+            }
+        }
+        let mut formats: Vec<_> = bytes.into_iter().collect();
+        formats.sort_unstable_by_key(|(format, bytes)| (std::cmp::Reverse(*bytes), format.name()));
+        formats
+    }
+
+    /// Bytes of all tensors.
+    pub fn total_bytes(&self) -> u64 {
+        self.tensors.values().map(|entry| entry.range.len() as u64).sum()
+    }
+
+    /// The stored tensor, which must have this shape: `[rows, cols]`, or `[cols]` for a vector. All dimensions before the
+    /// last one are rows.
     pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<HostTensor<'_>, StartError> {
         let entry = self
             .tensors
@@ -124,14 +184,14 @@ impl Checkpoint {
                 entry.shape
             )));
         }
-        let dtype = element_type(entry.dtype).ok_or_else(|| {
+        let format = entry.format.ok_or_else(|| {
             StartError::new(format!(
-                "{file}: the tensor {name} is of type {:?}; supported are F32, F16 and BF16",
-                entry.dtype
+                "{file}: the tensor {name} is of type {}; supported are F32, F16 and BF16",
+                entry.type_name
             ))
         })?;
         let (cols, rows) = shape.split_last().map_or((1, 1), |(cols, rest)| (*cols, rest.iter().product()));
-        Ok(HostTensor { format: dtype.into(), rows, cols, bytes: &bytes[entry.range.clone()] })
+        Ok(HostTensor { format, rows, cols, bytes: &bytes[entry.range.clone()] })
     }
 
     /// Adds to `hasher` what tells this checkpoint from others: the name, the type and the shape of each tensor, and
@@ -141,9 +201,9 @@ impl Checkpoint {
         let mut names: Vec<&String> = self.tensors.keys().collect();
         names.sort_unstable();
         for name in names {
-            let TensorEntry { file, dtype, shape, range } = &self.tensors[name];
+            let TensorEntry { file, format: _, type_name, shape, range } = &self.tensors[name];
             let bytes = &self.files[*file].1[range.clone()];
-            hasher.update(format!("{name} {dtype:?} {shape:?}\n").as_bytes());
+            hasher.update(format!("{name} {type_name} {shape:?}\n").as_bytes());
             hasher.update(&bytes[..bytes.len().min(HASHED_BYTES)]);
             hasher.update(&bytes[bytes.len().saturating_sub(HASHED_BYTES)..]);
         }
@@ -158,9 +218,13 @@ impl Checkpoint {
 }
 
 impl ModelFiles {
-    /// The memory-mapped weights: `model.safetensors`, or the shards listed in `model.safetensors.index.json`. Missing
+    /// The memory-mapped weights: a GGUF file, `model.safetensors`, or the shards listed in
+    /// `model.safetensors.index.json`. Missing
     /// files of a hub model are downloaded first.
     pub fn checkpoint(&self) -> Result<Checkpoint, StartError> {
+        if let Some(model) = self.gguf() {
+            return Checkpoint::open_gguf(model);
+        }
         self.fetch_weights()?;
         if let Some(index) = self.read_json("model.safetensors.index.json")? {
             return Checkpoint::open_sharded(self, &index);

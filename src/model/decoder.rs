@@ -66,8 +66,10 @@ impl<B: Backend> Decoder<B> {
         };
         let windowed_rope = spec.windowed_rope.as_ref().map(table).transpose()?;
         let weights = Weights::load(checkpoint, &spec, dtype, backend, progress)?;
-        let residual = Residual::new(&spec, dtype, max_rows, backend)?;
-        let work = DecoderWorkspace::new(&spec, dtype, (max_rows, max_logit_rows), backend)?;
+        let is_quantized = checkpoint.is_some_and(|checkpoint| !checkpoint.quantized().is_empty());
+        let operand = if is_quantized { DType::F32 } else { dtype };
+        let residual = Residual::new(&spec, operand, max_rows, backend)?;
+        let work = DecoderWorkspace::new(&spec, operand, (max_rows, max_logit_rows), backend)?;
         Ok(Self { spec, dtype, max_rows, max_logit_rows, weights, rope, windowed_rope, residual, work })
     }
 
@@ -263,11 +265,12 @@ enum NormedTo {
 }
 
 impl<B: Backend> Residual<B> {
-    fn new(spec: &ModelSpec, dtype: DType, max_rows: usize, backend: &B) -> Result<Self, StartError> {
+    /// `operand`: the type of activations that only products read.
+    fn new(spec: &ModelSpec, operand: DType, max_rows: usize, backend: &B) -> Result<Self, StartError> {
         let tensor = |role| backend.tensor(max_rows, spec.hidden_size, role);
         // Experts read their input row by row, and do not add to the stream.
         let has_experts = spec.experts.is_some();
-        let operand = if has_experts { TensorRole::Activation } else { TensorRole::Operand(dtype) };
+        let operand = if has_experts { TensorRole::Activation } else { TensorRole::Operand(operand) };
         let unfused = if has_experts { TensorRole::Activation } else { TensorRole::Unfused };
         let (normed, finished, delta) = match spec.norm.placement {
             NormPlacement::Before => (operand, TensorRole::Activation, unfused),
@@ -369,10 +372,10 @@ impl<B: Backend> Residual<B> {
 }
 
 impl<B: Backend> DecoderWorkspace<B> {
-    /// `(max_rows, max_logit_rows)`
+    /// `operand`: as in [`Residual::new`]. The sizes are `(max_rows, max_logit_rows)`.
     fn new(
         spec: &ModelSpec,
-        dtype: DType,
+        operand: DType,
         (max_rows, max_logit_rows): (usize, usize),
         backend: &B,
     ) -> Result<Self, StartError> {
@@ -392,7 +395,7 @@ impl<B: Backend> DecoderWorkspace<B> {
                 true => tensor(2 * mlp.intermediate_size, TensorRole::Unfused)?,
                 false => tensor(mlp.intermediate_size, TensorRole::Activation)?,
             },
-            gated: only(mlp.gated, mlp.intermediate_size, TensorRole::Operand(dtype))?,
+            gated: only(mlp.gated, mlp.intermediate_size, TensorRole::Operand(operand))?,
             experts: experts.transpose()?,
             gathered: backend.tensor(max_logit_rows, spec.embed_size, TensorRole::Activation)?,
         })

@@ -3,7 +3,7 @@
 
 use pagetide_backend::{
     Activation, AttentionShape, Backend, Batch, DType, Experts, ExpertsShape, FinishedCopy, HostTensor, KvLayout,
-    LogitsRequest, LogitsResult, Norm, Rope, TensorRole, matrix_shape,
+    LogitsRequest, LogitsResult, Norm, Rope, TensorRole, WeightFormat, matrix_shape,
 };
 use pagetide_base::error::StartError;
 use pagetide_base::ids::{BlockId, KvPlace};
@@ -29,6 +29,16 @@ impl DryBackend {
         self.bytes.set(self.bytes.get().saturating_add(bytes));
     }
 
+    /// Counts a part of a matrix. Quantised weights stay as they are.
+    fn count_part(&self, part: &HostTensor<'_>, dtype: DType) -> Result<(), StartError> {
+        part.check_size()?;
+        match part.format {
+            WeightFormat::Plain(_) => self.count(&[part.rows, part.cols], dtype.size_bytes() as u128),
+            WeightFormat::Quantized(_) => self.count(&[part.bytes.len()], 1),
+        }
+        Ok(())
+    }
+
     fn count_in(&self, sizes: &[usize], dtype: DType) -> Result<(), StartError> {
         self.count(sizes, dtype.size_bytes() as u128);
         Ok(())
@@ -46,8 +56,8 @@ impl Backend for DryBackend {
     type ExpertsWorkspace = ();
 
     fn matrix(&self, parts: &[HostTensor<'_>], dtype: DType) -> Result<(), StartError> {
-        let (rows, cols) = matrix_shape(parts)?;
-        self.count_in(&[rows, cols], dtype)
+        matrix_shape(parts)?;
+        parts.iter().try_for_each(|part| self.count_part(part, dtype))
     }
 
     fn transposed_matrix(&self, parts: &[HostTensor<'_>], dtype: DType) -> Result<(), StartError> {
@@ -63,11 +73,7 @@ impl Backend for DryBackend {
     }
 
     fn matrices(&self, _: usize, parts: &[HostTensor<'_>], dtype: DType) -> Result<(), StartError> {
-        for part in parts {
-            part.check_size()?;
-            self.count_in(&[part.rows, part.cols], dtype)?;
-        }
-        Ok(())
+        parts.iter().try_for_each(|part| self.count_part(part, dtype))
     }
 
     fn random_matrices(&self, count: usize, n: usize, k: usize, dtype: DType, _: u64) -> Result<(), StartError> {

@@ -1,6 +1,7 @@
 //! The files of a model: in a directory, in the cache of the Hugging Face hub, or inside the program (the demo model).
 
 use crate::bytes::FileBytes;
+use crate::gguf::{GGUF_ENDING, GgufModel, first_split};
 use crate::hub::{self, DEFAULT_REVISION, DownloadProgress, HubAccess, HubModel};
 use crate::options::ModelSource;
 use pagetide_base::error::StartError;
@@ -42,12 +43,15 @@ enum FileSource {
     Directory(PathBuf),
     Hub(Arc<HubModel>),
     Embedded(EmbeddedFiles),
+    Gguf(Arc<GgufModel>),
 }
 
 /// The place of a file.
-enum FilePlace {
+enum FilePlace<'f> {
     Directory(PathBuf),
     Embedded(EmbeddedFiles),
+    /// Made from a GGUF file.
+    Gguf(&'f GgufModel),
 }
 
 /// The kind of place that `model.path` names.
@@ -55,6 +59,8 @@ enum Location {
     Program,
     /// A directory with a `config.json`.
     Directory(PathBuf),
+    /// A GGUF file.
+    Gguf(PathBuf),
     /// The path has the form of a hub name.
     Hub,
 }
@@ -66,16 +72,22 @@ impl Location {
         let location = if model == DEMO_MODEL {
             Self::Program
         } else if directory.is_dir() {
-            if !directory.join("config.json").is_file() {
-                return Err(StartError::new(format!("model: the directory '{model}' holds no config.json")));
+            match directory.join("config.json").is_file() {
+                true => Self::Directory(directory.to_path_buf()),
+                false => Self::Gguf(only_gguf(directory)?),
             }
-            Self::Directory(directory.to_path_buf())
+        } else if model.ends_with(GGUF_ENDING) {
+            if !directory.is_file() {
+                return Err(StartError::new(format!("model: there is no file '{model}'")));
+            }
+            Self::Gguf(directory.to_path_buf())
         } else if hub::is_name(model) {
             return Ok(Self::Hub);
         } else {
             return Err(StartError::new(format!(
                 "model: '{model}' is not a directory. Give a directory with config.json, tokenizer.json and \
-                 *.safetensors, a name of the Hugging Face hub (OWNER/NAME), or 'demo' for the built-in model"
+                 *.safetensors, a GGUF file or a directory with one, a name of the Hugging Face hub (OWNER/NAME), or \
+                 'demo' for the built-in model"
             )));
         };
         match revision {
@@ -87,12 +99,36 @@ impl Location {
     }
 }
 
+/// The GGUF file of a directory. Files of parts of models that read images do not count.
+fn only_gguf(directory: &Path) -> Result<PathBuf, StartError> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if name.ends_with(GGUF_ENDING) && !name.starts_with("mmproj") {
+            found.push(first_split(&path));
+        }
+    }
+    found.sort_unstable();
+    found.dedup();
+    let directory = directory.display();
+    match &found[..] {
+        [one] => Ok(one.clone()),
+        [] => Err(StartError::new(format!("model: the directory '{directory}' holds no config.json and no GGUF file"))),
+        several => {
+            let names: Vec<_> = several.iter().map(|path| path.display().to_string()).collect();
+            Err(StartError::new(format!("model: '{directory}' holds several models; give one: {}", names.join(", "))))
+        }
+    }
+}
+
 /// Describes where a model would be loaded from; `Err` if it is nowhere. This does not contact the hub.
 pub fn whereabouts(source: &ModelSource) -> Result<String, StartError> {
     let ModelSource { path: model, revision } = source;
     Ok(match Location::of(source)? {
         Location::Program => format!("{model}, in the program"),
         Location::Directory(directory) => format!("{model}, in {}", directory.canonicalize()?.display()),
+        Location::Gguf(file) => format!("{model}, in {}", file.canonicalize()?.display()),
         Location::Hub => {
             let revision = revision.as_deref().unwrap_or(DEFAULT_REVISION);
             let access = HubAccess::from_env();
@@ -128,6 +164,7 @@ impl ModelFiles {
         let source = match Location::of(model)? {
             Location::Program => FileSource::Embedded(DEMO_FILES),
             Location::Directory(directory) => FileSource::Directory(directory),
+            Location::Gguf(file) => FileSource::Gguf(Arc::new(GgufModel::open(&file)?)),
             Location::Hub => {
                 let revision = model.revision.as_deref().unwrap_or(DEFAULT_REVISION);
                 match HubModel::cached(&HubAccess::from_env(), &model.path, revision) {
@@ -145,6 +182,7 @@ impl ModelFiles {
         let source = match Location::of(model)? {
             Location::Program => FileSource::Embedded(DEMO_FILES),
             Location::Directory(directory) => FileSource::Directory(directory),
+            Location::Gguf(file) => FileSource::Gguf(Arc::new(GgufModel::open(&file)?)),
             Location::Hub => FileSource::Hub(Arc::new(HubModel::find(
                 HubAccess::from_env(),
                 &model.path,
@@ -155,11 +193,12 @@ impl ModelFiles {
         Ok(Self { source })
     }
 
-    /// The model's name: the directory's own name, the hub's name, or `demo`.
+    /// The model's name: the directory's or the GGUF file's own name, the hub's name, or `demo`.
     pub fn name(&self) -> String {
         match &self.source {
             FileSource::Embedded(_) => DEMO_MODEL.to_string(),
             FileSource::Hub(model) => model.name().to_string(),
+            FileSource::Gguf(model) => model.name(),
             FileSource::Directory(path) => {
                 // `.` and `dir/..` have no last name of their own.
                 let full = path.canonicalize().unwrap_or_else(|_| path.clone());
@@ -173,14 +212,24 @@ impl ModelFiles {
         match self.place() {
             FilePlace::Directory(directory) => directory.join(name).display().to_string(),
             FilePlace::Embedded(_) => format!("{DEMO_MODEL}:{name}"),
+            FilePlace::Gguf(model) => format!("{} (as {name})", model.path().display()),
         }
     }
 
-    fn place(&self) -> FilePlace {
+    /// The model's GGUF file, if it is in one.
+    pub(super) fn gguf(&self) -> Option<&GgufModel> {
+        match &self.source {
+            FileSource::Gguf(model) => Some(model),
+            _ => None,
+        }
+    }
+
+    fn place(&self) -> FilePlace<'_> {
         match &self.source {
             FileSource::Directory(directory) => FilePlace::Directory(directory.clone()),
             FileSource::Hub(model) => FilePlace::Directory(model.directory()),
             FileSource::Embedded(files) => FilePlace::Embedded(files),
+            FileSource::Gguf(model) => FilePlace::Gguf(model),
         }
     }
 
@@ -196,6 +245,7 @@ impl ModelFiles {
                 Some(bytes) => bytes.to_vec(),
                 None => return Ok(None),
             },
+            FilePlace::Gguf(model) => return model.text(name),
         };
         String::from_utf8(bytes).map(Some).map_err(|_| self.error(name, "not UTF-8 text"))
     }
@@ -214,7 +264,7 @@ impl ModelFiles {
     pub(super) fn fetch_weights(&self) -> Result<(), StartError> {
         match &self.source {
             FileSource::Hub(model) => model.fetch_weights(),
-            FileSource::Directory(_) | FileSource::Embedded(_) => Ok(()),
+            FileSource::Directory(_) | FileSource::Embedded(_) | FileSource::Gguf(_) => Ok(()),
         }
     }
 
@@ -222,6 +272,7 @@ impl ModelFiles {
         match self.place() {
             FilePlace::Directory(directory) => directory.join(name).exists(),
             FilePlace::Embedded(files) => embedded(files, name).is_some(),
+            FilePlace::Gguf(_) => false,
         }
     }
 
@@ -229,6 +280,7 @@ impl ModelFiles {
     pub(super) fn map(&self, name: &str) -> Result<Option<FileBytes>, StartError> {
         match self.place() {
             FilePlace::Embedded(files) => Ok(embedded(files, name).map(FileBytes::Embedded)),
+            FilePlace::Gguf(_) => Ok(None),
             FilePlace::Directory(_) => match self.open_file(name)? {
                 Some(file) => FileBytes::map(&file).map(Some).map_err(|error| self.error(name, error)),
                 None => Ok(None),
@@ -241,7 +293,7 @@ impl ModelFiles {
     fn open_file(&self, name: &str) -> Result<Option<fs::File>, StartError> {
         let path = match self.place() {
             FilePlace::Directory(directory) => directory.join(name),
-            FilePlace::Embedded(_) => return Ok(None),
+            FilePlace::Embedded(_) | FilePlace::Gguf(_) => return Ok(None),
         };
         let mut options = fs::OpenOptions::new();
         options.read(true);
@@ -305,7 +357,7 @@ mod tests {
 
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().to_str().unwrap();
-        assert!(error(ModelFiles::open(path)).contains("holds no config.json"));
+        assert!(error(ModelFiles::open(path)).contains("holds no config.json and no GGUF file"));
 
         fs::write(folder.path().join("config.json"), "{}").unwrap();
         let files = ModelFiles::open(path).unwrap();

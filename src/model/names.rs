@@ -32,6 +32,24 @@ pub(super) struct TensorNames {
     pub of_expert: [&'static str; 3],
     /// The matrices of the layers are stored as `[in, out]`.
     pub transposed: bool,
+    /// The vocabulary product, which has no prefix.
+    pub lm_head: &'static str,
+    /// All experts of a layer are in one tensor, `[num_experts, out, in]`.
+    pub stacked_experts: bool,
+    /// Tensors in which the two dimensions of a head that turn together are neighbours. In the others there are half as
+    /// many dimensions between them as a head has.
+    pub interleaved: &'static [&'static str],
+    /// Norms are stored as they are applied, also where the family's own files store them minus 1.
+    pub whole_norms: bool,
+}
+
+/// Who named the tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TensorNaming {
+    /// The family's classes in transformers.
+    Transformers,
+    /// llama.cpp's converter.
+    Gguf,
 }
 
 const LLAMA: TensorNames = TensorNames {
@@ -56,6 +74,10 @@ const LLAMA: TensorNames = TensorNames {
     experts: "mlp.experts",
     of_expert: ["gate_proj", "up_proj", "down_proj"],
     transposed: false,
+    lm_head: "lm_head",
+    stacked_experts: false,
+    interleaved: &[],
+    whole_norms: false,
 };
 
 const MIXTRAL: TensorNames = TensorNames {
@@ -105,8 +127,53 @@ const GPT2: TensorNames = TensorNames {
     ..LLAMA
 };
 
+/// `gguf-py/gguf/tensor_mapping.py` of llama.cpp.
+const GGUF: TensorNames = TensorNames {
+    prefixes: &[""],
+    embeddings: "token_embd",
+    positions: "position_embd",
+    project_in: "",
+    project_out: "",
+    final_norm: "output_norm",
+    layers: "blk",
+    attention_norm: "attn_norm",
+    attention_post_norm: "post_attention_norm",
+    qkv: &["attn_q", "attn_k", "attn_v"],
+    q_norm: "attn_q_norm",
+    k_norm: "attn_k_norm",
+    out: "attn_output",
+    mlp_norm: "ffn_norm",
+    mlp_post_norm: "post_ffw_norm",
+    up: &["ffn_gate", "ffn_up"],
+    down: "ffn_down",
+    router: "ffn_gate_inp",
+    experts: "",
+    of_expert: ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"],
+    transposed: false,
+    lm_head: "output",
+    stacked_experts: true,
+    interleaved: &[],
+    whole_norms: true,
+};
+
+/// llama.cpp turns neighbouring dimensions in models that it calls `llama`, and its converter reorders their Q and K.
+const GGUF_LLAMA: TensorNames = TensorNames { interleaved: &["attn_q", "attn_k"], ..GGUF };
+
+const GGUF_FUSED: TensorNames = TensorNames { qkv: &["attn_qkv"], up: &["ffn_up"], ..GGUF };
+
 impl TensorNames {
-    pub fn of(family: Family) -> &'static Self {
+    pub fn of(family: Family, naming: TensorNaming) -> &'static Self {
+        match naming {
+            TensorNaming::Transformers => Self::of_transformers(family),
+            TensorNaming::Gguf => match family {
+                Family::Llama | Family::Mistral | Family::Mixtral => &GGUF_LLAMA,
+                Family::Phi3 | Family::Gpt2 => &GGUF_FUSED,
+                _ => &GGUF,
+            },
+        }
+    }
+
+    fn of_transformers(family: Family) -> &'static Self {
         match family {
             Family::Llama | Family::Mistral | Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe => &LLAMA,
             Family::Mixtral => &MIXTRAL,

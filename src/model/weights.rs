@@ -2,10 +2,11 @@
 //! pass.
 
 use crate::checkpoint::Checkpoint;
-use crate::names::TensorNames;
+use crate::names::{TensorNames, TensorNaming};
 use crate::spec::{ExpertsSpec, Family, ModelSpec, NormPlacement, PositionSpec};
 use pagetide_backend::{Backend, DType, Experts, HostTensor, Norm, NormKind};
 use pagetide_base::error::StartError;
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 /// Is told the bytes read so far and in total, after each tensor. If it fails, so does the load.
@@ -79,8 +80,9 @@ impl<B: Backend> Weights<B> {
         backend: &B,
         progress: &mut WeightsProgress<'_>,
     ) -> Result<Self, StartError> {
-        let names = TensorNames::of(spec.family);
-        let mut loader = Loader::new(checkpoint, names, dtype, backend, progress);
+        let naming = checkpoint.map_or(TensorNaming::Transformers, Checkpoint::naming);
+        let names = TensorNames::of(spec.family, naming);
+        let mut loader = Loader::new(checkpoint, names, spec.attention.head_dim, dtype, backend, progress);
         let (vocab, hidden, embed) = (spec.vocab_size, spec.hidden_size, spec.embed_size);
         let projected = embed != hidden;
 
@@ -96,14 +98,12 @@ impl<B: Backend> Weights<B> {
         loader.enter(None);
         let final_norm = spec.norm.is_final.then(|| loader.norm(spec, names.final_norm)).transpose()?;
         let project_out = projected.then(|| loader.matrix(&[(names.project_out, embed)], hidden)).transpose()?;
-        let lm_head = (!spec.tied_embeddings).then(|| loader.matrix(&[(LM_HEAD, vocab)], embed)).transpose()?;
+        let lm_head = (!spec.tied_embeddings).then(|| loader.matrix(&[(names.lm_head, vocab)], embed)).transpose()?;
         loader.finish(spec)?;
         Ok(Self { embeddings, positions, project_in, project_out, layers, final_norm, lm_head })
     }
 }
 
-/// The vocabulary product, which has no prefix in any family.
-const LM_HEAD: &str = "lm_head";
 /// The prefix of the text part in a model for text and images.
 const LANGUAGE_MODEL: &str = "language_model.";
 
@@ -115,9 +115,33 @@ fn parts<'n>(names: &[&'n str], rows: &[usize]) -> Vec<(&'n str, usize)> {
     }
 }
 
+/// A tensor of the checkpoint, with the rows in our order.
+struct OrderedTensor<'a> {
+    stored: HostTensor<'a>,
+    bytes: Cow<'a, [u8]>,
+}
+
+impl OrderedTensor<'_> {
+    fn tensor(&self) -> HostTensor<'_> {
+        HostTensor { bytes: &self.bytes, ..self.stored }
+    }
+}
+
+/// The rows of a tensor whose heads have the dimensions that turn together side by side, in the order in which they are
+/// half a head apart.
+fn half_split(tensor: &HostTensor<'_>, head_dim: usize) -> Vec<u8> {
+    let row_bytes = tensor.bytes.len() / tensor.rows;
+    let of_head = |head: &[u8]| {
+        let row = |dim: usize| dim % (head_dim / 2) * 2 + dim / (head_dim / 2);
+        (0..head_dim).flat_map(|dim| head[row(dim) * row_bytes..][..row_bytes].to_vec()).collect::<Vec<_>>()
+    };
+    tensor.bytes.chunks_exact(head_dim * row_bytes).flat_map(of_head).collect()
+}
+
 struct Loader<'a, B: Backend> {
     checkpoint: Option<&'a Checkpoint>,
     names: &'static TensorNames,
+    head_dim: usize,
     dtype: DType,
     backend: &'a B,
     progress: &'a mut WeightsProgress<'a>,
@@ -136,6 +160,7 @@ impl<'a, B: Backend> Loader<'a, B> {
     fn new(
         checkpoint: Option<&'a Checkpoint>,
         names: &'static TensorNames,
+        head_dim: usize,
         dtype: DType,
         backend: &'a B,
         progress: &'a mut WeightsProgress<'a>,
@@ -150,6 +175,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         Self {
             checkpoint,
             names,
+            head_dim,
             dtype,
             backend,
             progress,
@@ -228,9 +254,16 @@ impl<'a, B: Backend> Loader<'a, B> {
         let (mut names, mut tensors) = (Vec::new(), Vec::new());
         for expert in 0..count {
             for (name, rows) in parts {
-                let name = self.full_name(&format!("{}.{expert}.{name}", self.names.experts), "weight");
-                tensors.push(checkpoint.tensor(&name, &[*rows, cols])?);
-                names.push(name);
+                if self.names.stacked_experts {
+                    let name = self.full_name(name, "weight");
+                    let all = checkpoint.tensor(&name, &[count, *rows, cols])?;
+                    tensors.push(all.row_range(expert * rows..(expert + 1) * rows));
+                    names.extend((expert == 0).then_some(name));
+                } else {
+                    let name = self.full_name(&format!("{}.{expert}.{name}", self.names.experts), "weight");
+                    tensors.push(checkpoint.tensor(&name, &[*rows, cols])?);
+                    names.push(name);
+                }
             }
         }
         let matrices = self.backend.matrices(count, &tensors, self.dtype)?;
@@ -260,7 +293,7 @@ impl<'a, B: Backend> Loader<'a, B> {
 
     /// The weight of a norm as the backend expects it, without the offset of the stored values.
     fn norm_weight(&mut self, spec: &ModelSpec, name: &str, cols: usize) -> Result<B::Vector, StartError> {
-        let offset = spec.norm.weight_offset;
+        let offset = if self.names.whole_norms { 0.0 } else { spec.norm.weight_offset };
         let Some(checkpoint) = self.checkpoint.filter(|_| offset != 0.0) else {
             return self.vector(&[(name, cols)], "weight");
         };
@@ -329,12 +362,8 @@ impl<'a, B: Backend> Loader<'a, B> {
             self.num_random += 1;
             return make_random(self.backend, rows, cols, self.dtype, self.num_random);
         };
-        let names: Vec<_> = parts.iter().map(|(name, _)| self.full_name(name, "weight")).collect();
-        let tensors = parts
-            .iter()
-            .zip(&names)
-            .map(|((_, rows), name)| checkpoint.tensor(name, &[*rows, cols]))
-            .collect::<Result<Vec<_>, _>>()?;
+        let (names, ordered) = self.read(checkpoint, parts, "weight", |rows| vec![rows, cols])?;
+        let tensors: Vec<_> = ordered.iter().map(OrderedTensor::tensor).collect();
         let matrix = make(self.backend, &tensors, self.dtype)?;
         self.finish_tensors(checkpoint, names)?;
         Ok(matrix)
@@ -345,19 +374,36 @@ impl<'a, B: Backend> Loader<'a, B> {
             let value = if ending == "bias" { 0.0 } else { 1.0 };
             return self.constant(value, parts.iter().map(|(_, cols)| cols).sum());
         };
-        let names: Vec<_> = parts.iter().map(|(name, _)| self.full_name(name, ending)).collect();
-        let tensors = parts
-            .iter()
-            .zip(&names)
-            .map(|((_, cols), name)| checkpoint.tensor(name, &[*cols]))
-            .collect::<Result<Vec<_>, _>>()?;
+        let (names, ordered) = self.read(checkpoint, parts, ending, |len| vec![len])?;
+        let tensors: Vec<_> = ordered.iter().map(OrderedTensor::tensor).collect();
         let vector = self.backend.vector(&tensors)?;
         self.finish_tensors(checkpoint, names)?;
         Ok(vector)
     }
 
+    /// The tensors of `parts`, with their full names.
+    fn read(
+        &self,
+        checkpoint: &'a Checkpoint,
+        parts: &[(&str, usize)],
+        ending: &str,
+        shape: impl Fn(usize) -> Vec<usize>,
+    ) -> Result<(Vec<String>, Vec<OrderedTensor<'a>>), StartError> {
+        let read = |(name, rows): &(&str, usize)| {
+            let full_name = self.full_name(name, ending);
+            let stored = checkpoint.tensor(&full_name, &shape(*rows))?;
+            let bytes = match self.names.interleaved.contains(name) {
+                // A vector is one row.
+                true => Cow::Owned(half_split(&HostTensor { rows: *rows, ..stored }, self.head_dim)),
+                false => Cow::Borrowed(stored.bytes),
+            };
+            Ok((full_name, OrderedTensor { stored, bytes }))
+        };
+        parts.iter().map(read).collect()
+    }
+
     fn full_name(&self, name: &str, ending: &str) -> String {
-        if name == LM_HEAD {
+        if name == self.names.lm_head {
             let scope = if self.prefix.starts_with(LANGUAGE_MODEL) { LANGUAGE_MODEL } else { "" };
             return format!("{scope}{name}.{ending}");
         }

@@ -25,7 +25,10 @@ pub(super) fn rope(config: &Fields, head: RotaryHead, default_theta: f64) -> Res
     }
     let original = config.optional_size("original_max_position_embeddings")?;
     let scaling = match kind(&rope)? {
-        "longrope" => return Err(unknown(&rope, "longrope")),
+        "longrope" => {
+            let original = original.map_or_else(|| rope.size("original_max_position_embeddings"), Ok)?;
+            long_rope(&rope, head, original)?
+        }
         _ => scaling(&rope, head, original)?,
     };
     Ok(RopeSpec { theta: rope.positive_or("rope_theta", theta)?, rotary_dim: head.dim, scaling })
@@ -72,7 +75,7 @@ pub(super) fn gemma3(config: &Fields, head: RotaryHead) -> Result<(RopeSpec, Rop
         Fields { members: object("sliding_attention").unwrap_or(&empty), path: "rope_parameters.sliding_attention." };
     let spec = |rope: &Fields, theta| {
         if kind(rope)? == "longrope" {
-            return Err(unknown(rope, "longrope"));
+            return Err(rope.error("rope_type", "'longrope' is not supported for this family"));
         }
         let theta = rope.positive_or("rope_theta", theta)?;
         Ok(RopeSpec { theta, rotary_dim: head.dim, scaling: scaling(rope, head, None)? })
@@ -102,7 +105,8 @@ fn kind<'a>(rope: &Fields<'a>) -> Result<&'a str, StartError> {
 }
 
 fn unknown(rope: &Fields, kind: &str) -> StartError {
-    let problem = format!("'{kind}' is not supported; supported are default, linear, dynamic, llama3 and yarn");
+    let problem =
+        format!("'{kind}' is not supported; supported are default, linear, dynamic, llama3, yarn and longrope");
     rope.error("rope_type", problem)
 }
 

@@ -30,6 +30,11 @@ impl GgufError {
     pub fn new(problem: impl Into<String>) -> Self {
         Self(problem.into())
     }
+
+    /// The key is not in the metadata.
+    pub fn missing(key: &str) -> Self {
+        Self(format!("{key}: it is missing"))
+    }
 }
 
 impl fmt::Display for GgufError {

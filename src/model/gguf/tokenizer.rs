@@ -9,7 +9,7 @@ use super::reader::{GgufError, GgufMetadata};
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 use std::collections::HashSet;
-use vocabulary::{GgufAlgorithm, GgufTokenKind, GgufVocabulary, MERGES, SCORES, check_len, missing};
+use vocabulary::{GgufAlgorithm, GgufTokenKind, GgufVocabulary, MERGES, SCORES, check_len};
 
 const CHAT_TEMPLATE: &str = "tokenizer.chat_template";
 const CHAT_TEMPLATES: &str = "tokenizer.chat_templates";
@@ -99,7 +99,7 @@ pub fn tokenizer_json(metadata: &GgufMetadata<'_>) -> Result<Option<String>, Ggu
             }
         }
         GgufAlgorithm::SentencePiece => {
-            let scores = metadata.floats(SCORES)?.ok_or_else(|| missing(SCORES))?;
+            let scores = metadata.floats(SCORES)?.ok_or_else(|| GgufError::missing(SCORES))?;
             check_len(SCORES, scores.len(), vocabulary.tokens.len())?;
             let unknown = vocabulary.role(metadata, "unknown")?;
             let replace = |from: &str, to: &str| json!({"type": "Replace", "pattern": {"String": from}, "content": to});
@@ -179,7 +179,7 @@ fn merges<'a>(
     vocabulary: &GgufVocabulary<'a>,
 ) -> Result<Vec<(&'a str, &'a str)>, GgufError> {
     let ids = vocabulary.ids()?;
-    let lines = metadata.texts(MERGES)?.ok_or_else(|| missing(MERGES))?;
+    let lines = metadata.texts(MERGES)?.ok_or_else(|| GgufError::missing(MERGES))?;
     let mut seen = HashSet::with_capacity(lines.len());
     let mut merges = Vec::with_capacity(lines.len());
     for line in lines {
@@ -221,7 +221,7 @@ pub fn tokenizer_config(metadata: &GgufMetadata<'_>) -> Result<Map<String, Value
         default.into_iter().map(|source| json!({"name": "default", "template": source})).collect();
     for name in metadata.texts(CHAT_TEMPLATES)?.unwrap_or_default() {
         let key = format!("{CHAT_TEMPLATE}.{name}");
-        let source = metadata.text(&key)?.ok_or_else(|| missing(&key))?;
+        let source = metadata.text(&key)?.ok_or_else(|| GgufError::missing(&key))?;
         templates.push(json!({"name": name, "template": source}));
     }
     match (default, templates.len()) {

@@ -2,6 +2,7 @@
 
 use super::memory::{available_memory_budget, spare_swap_bytes};
 use super::sizes::{LoadedModel, checkpoint, dtype, max_model_len, pool_sizes};
+use crate::checkpoint::Checkpoint;
 use crate::decoder::Decoder;
 use crate::files::ModelFiles;
 use crate::options::LoadOptions;
@@ -56,10 +57,12 @@ fn load_onto<B: Backend + 'static>(
 ) -> Result<(Box<dyn StepRunner>, LoadedModel), StartError> {
     let (dtype, max_model_len) = (dtype(options, &spec), max_model_len(options, &spec));
     let max_num_batched_tokens = options.batched_tokens.cpu;
-    let (family, num_parameters, weights_bytes) = (spec.family, spec.num_parameters(), spec.weights_bytes(dtype));
+    let (family, num_parameters) = (spec.family, spec.num_parameters());
     let layout = spec.kv_layout(options.block_size, dtype);
 
     let checkpoint = checkpoint(options, files)?;
+    let quantized = checkpoint.as_ref().filter(|checkpoint| !checkpoint.quantized().is_empty());
+    let weights_bytes = quantized.map_or(spec.weights_bytes(dtype), Checkpoint::total_bytes);
     let decoder = Decoder::load(
         checkpoint.as_ref(),
         spec,

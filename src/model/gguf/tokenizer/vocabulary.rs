@@ -140,7 +140,7 @@ impl<'a> GgufVocabulary<'a> {
                 return Err(GgufError::new(format!("{MODEL}: '{other}' is not supported; {supported}")));
             }
         };
-        let texts = metadata.texts(TOKENS)?.ok_or_else(|| missing(TOKENS))?;
+        let texts = metadata.texts(TOKENS)?.ok_or_else(|| GgufError::missing(TOKENS))?;
         if texts.is_empty() || texts.len() > MAX_TOKENS {
             return Err(GgufError::new(format!("{TOKENS}: {} tokens; 1 to {MAX_TOKENS} are supported", texts.len())));
         }
@@ -271,10 +271,6 @@ fn pre_tokenizer(metadata: &GgufMetadata<'_>) -> Result<&'static GgufPreTokenize
         let names = GgufPreTokenizer::names();
         GgufError::new(format!("{PRE}: '{name}' is not supported; supported are {names}"))
     })
-}
-
-pub fn missing(key: &str) -> GgufError {
-    GgufError::new(format!("{key}: it is missing"))
 }
 
 /// A list with a value for each token.
