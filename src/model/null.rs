@@ -128,6 +128,12 @@ impl StepRunner for NullRunner {
         StepOutput { copies: self.take_copies(), ..output }
     }
 
+    fn logits(&mut self, plan: &StepPlan, see: &mut dyn FnMut(&[f32])) {
+        let wanted = plan.batch.iter().flat_map(|planned| &planned.prompt_logprobs);
+        let equal = vec![0.0; self.vocab_size as usize];
+        wanted.flat_map(|prompt| &prompt.targets).for_each(|_| see(&equal));
+    }
+
     fn reset(&mut self) -> Result<(), StartError> {
         self.done.clear();
         self.copies = CopyReport::default();

@@ -280,6 +280,14 @@ impl<B: Backend> StepRunner for ModelRunner<B> {
         StepOutput { seqs, timing, copies: self.take_copies() }
     }
 
+    fn logits(&mut self, plan: &StepPlan, see: &mut dyn FnMut(&[f32])) {
+        self.fill(plan);
+        wanted_rows(plan, &mut self.batch.logit_rows);
+        self.decoder.forward(&mut self.backend, &self.batch, &mut |backend, _| see(&backend.read_logits()));
+        self.backend.end_step();
+        self.backend.finish_step();
+    }
+
     fn reset(&mut self) -> Result<(), StartError> {
         self.in_flight.clear();
         self.last_samples.clear();

@@ -37,6 +37,10 @@ pub trait StepRunner {
     /// The oldest plan's output; waits for it.
     fn finish(&mut self) -> StepOutput;
 
+    /// Runs the forward pass of a plan that neither copies nor samples, while no other plan is in flight. `see` gets the
+    /// logits of the rows whose log-probabilities the plan wants, in order and some rows at a time: `[rows, vocab]`.
+    fn logits(&mut self, plan: &StepPlan, see: &mut dyn FnMut(&[f32]));
+
     /// Starts over after a panic, with empty KV pools and no plan in flight.
     fn reset(&mut self) -> Result<(), StartError>;
 }
@@ -72,6 +76,10 @@ impl StepRunner for Box<dyn StepRunner> {
 
     fn finish(&mut self) -> StepOutput {
         (**self).finish()
+    }
+
+    fn logits(&mut self, plan: &StepPlan, see: &mut dyn FnMut(&[f32])) {
+        (**self).logits(plan, see);
     }
 
     fn reset(&mut self) -> Result<(), StartError> {

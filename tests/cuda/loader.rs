@@ -6,7 +6,7 @@ use pagetide::backend::cuda::CudaBackend;
 use pagetide::backend::cuda::device::Device;
 use pagetide::backend::{DType, KvLayout};
 use pagetide::config::Config;
-use pagetide::engine::plan::{PlannedSeq, SamplePlan, StepPlan};
+use pagetide::engine::plan::{PlannedSeq, PromptLogprobsPlan, SamplePlan, StepPlan};
 use pagetide::error::StartError;
 use pagetide::ids::{BlockId, SeqId};
 use pagetide::model::files::ModelFiles;
@@ -72,6 +72,42 @@ fn token(runner: &mut impl StepRunner) -> u32 {
     };
     runner.submit(&plan);
     runner.finish().seqs[0].sampled[0].token
+}
+
+#[test]
+fn logits_are_what_log_probabilities_are_made_of() {
+    let (mut runner, _, _) = load(64 << 20, |_| {}).unwrap();
+    let prompt: Vec<u32> = (3..15).collect();
+    let targets = prompt[3..].to_vec();
+    let plan = StepPlan {
+        batch: vec![PlannedSeq {
+            hidden_rows: 0..0,
+            seq: SeqId(1),
+            num_computed: 0,
+            tokens: prompt.iter().copied().collect(),
+            pending: false,
+            table: Arc::new(vec![BlockId(2)]),
+            sample: None,
+            prompt_logprobs: Some(Box::new(PromptLogprobsPlan { first_row: 2, targets, num_top: 0 })),
+        }],
+        ..StepPlan::default()
+    };
+    runner.submit(&plan);
+    let expected = runner.finish().seqs.remove(0).prompt_logprobs;
+    let (mut logits, mut num_calls) = (Vec::new(), 0);
+    runner.logits(&plan, &mut |rows| {
+        logits.extend_from_slice(rows);
+        num_calls += 1;
+    });
+    assert_eq!((expected.len(), num_calls), (9, 3), "a step of four sequences has four rows of logits at a time");
+    for (row, expected) in logits.chunks_exact(logits.len() / 9).zip(&expected) {
+        let sum: f64 = row.iter().map(|logit| f64::from(*logit).exp()).sum();
+        let logprob = f64::from(row[expected.chosen.token as usize]) - sum.ln();
+        assert!((logprob - f64::from(expected.chosen.logprob)).abs() < 1e-4, "{logprob} {expected:?}");
+    }
+    // The device goes on as before.
+    runner.submit(&plan);
+    assert_eq!(runner.finish().seqs[0].prompt_logprobs, expected);
 }
 
 #[test]

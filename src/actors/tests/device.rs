@@ -127,6 +127,10 @@ impl StepRunner for FakeDevice {
         output
     }
 
+    fn logits(&mut self, _: &StepPlan, _: &mut dyn FnMut(&[f32])) {
+        unreachable!("the executor asks for no logits");
+    }
+
     fn reset(&mut self) -> Result<(), StartError> {
         self.in_flight.clear();
         std::thread::sleep(Duration::from_millis(self.controls.reset_ms.load(Ordering::SeqCst)));

@@ -249,6 +249,10 @@ impl StepRunner for GpuRunner {
         self.runner().finish()
     }
 
+    fn logits(&mut self, plan: &StepPlan, see: &mut dyn FnMut(&[f32])) {
+        self.runner().logits(plan, see);
+    }
+
     /// Allocates new pools if the device still works. Otherwise opens the device again and loads everything again.
     fn reset(&mut self) -> Result<(), StartError> {
         if let Some(runner) = &mut self.runner
