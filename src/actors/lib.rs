@@ -3,6 +3,7 @@
 pub mod answers;
 pub mod block_allocator;
 pub mod deadline;
+pub mod direct;
 pub mod engine_config;
 pub mod executor;
 pub mod generation;

@@ -201,6 +201,16 @@ pub enum LoadPhase {
 /// Receives the bytes done and the bytes in all. Downloads, if any, come first; there may be several.
 pub type LoadProgress = Box<dyn FnMut(LoadPhase, u64, u64) + Send>;
 
+/// A progress that several threads may report to.
+pub(super) fn shared(progress: LoadProgress) -> impl Fn(LoadPhase, u64, u64) + Clone + Send + Sync {
+    let progress = Arc::new(Mutex::new(progress));
+    move |phase, done, total| {
+        // A report that panicked leaves nothing inconsistent.
+        let mut progress = progress.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        (*progress)(phase, done, total);
+    }
+}
+
 impl Runtime {
     /// Loads the model of `config` and starts the actors.
     pub fn start(config: &Config, progress: LoadProgress) -> Result<Self, StartError> {
@@ -213,12 +223,7 @@ impl Runtime {
     }
 
     fn launch(config: &Config, profile: Option<Profile>, progress: LoadProgress) -> Result<Self, StartError> {
-        let progress = Arc::new(Mutex::new(progress));
-        let report = move |phase, done, total| {
-            // A report that panicked leaves nothing inconsistent.
-            let mut progress = progress.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-            (*progress)(phase, done, total);
-        };
+        let report = shared(progress);
         let report_load = report.clone();
         let downloaded = move |done, total| report(LoadPhase::Download, done, total);
         let files = ModelFiles::find(&config.model.source(), Arc::new(downloaded))?;
