@@ -5,6 +5,7 @@ mod doctor;
 mod generate;
 mod health;
 mod manual;
+mod perplexity;
 mod replay;
 mod serve;
 mod signals;
@@ -63,6 +64,13 @@ enum Command {
     /// (POST), 'url' (/v1/chat/completions or /v1/completions) and 'body'. Results have the order of the input. A
     /// request that is wrong or fails gets an error as its result; the others go on.
     Generate(generate::GenerateArgs),
+    /// Measure how well a model predicts a text, and how far it is from another model
+    ///
+    /// Prints the perplexity with its standard error, as llama.cpp's 'llama-perplexity' does. With
+    /// --kl-divergence-base FILE, the log-probabilities of all tokens are written to a file. With --kl-divergence too,
+    /// the file is read and the model compared with it, for example a quantised model with the original. Files of
+    /// llama.cpp can be read, and llama.cpp reads these.
+    Perplexity(perplexity::PerplexityArgs),
     /// Measure throughput, latency, memory use, a GPU or a server
     #[command(subcommand)]
     Bench(pagetide_bench::BenchCommand),
@@ -118,6 +126,7 @@ pub fn run() -> ExitCode {
         None => serve::run(&ConfigOptions::default()),
         Some(Command::Serve { model, options }) => serve::run(&options.with_model(model)),
         Some(Command::Generate(args)) => generate::run(&args),
+        Some(Command::Perplexity(args)) => perplexity::run(&args),
         Some(Command::Bench(command)) => pagetide_bench::run(command),
         Some(Command::Replay(args)) => replay::run(&args),
         Some(Command::Config(command)) => config::run(&command),
@@ -171,6 +180,8 @@ mod tests {
         for line in [
             "pagetide",
             "pagetide generate --model DIR --input requests.jsonl --output results.jsonl",
+            "pagetide perplexity --model DIR --text FILE --context 1024 --chunks 9 --kl-divergence-base FILE --json",
+            "pagetide perplexity --model DIR --kl-divergence-base FILE --kl-divergence",
             "pagetide bench throughput --fixed 128:64",
             "pagetide bench latency --fixed 128:64",
             "pagetide bench serve --url http://x --trace t.csv --rate 2",

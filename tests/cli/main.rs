@@ -4,6 +4,7 @@ mod live;
 mod manual;
 mod operate;
 mod output;
+mod perplexity;
 mod recording;
 mod structured;
 mod token_ids;
