@@ -64,27 +64,9 @@ impl<F: PanelFormat> SimdKernel for QuantKernel<'_, F> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Range { start: mut panel, end } = self.panels;
-        // Reading from memory at full speed takes several streams.
-        let width = if self.part.rows.len() == 1 { S::ROW_PANELS } else { 1 };
-        while panel < end {
-            // SAFETY: the panels exist (`ProductPart::run`), and no row is past the part's last.
-            unsafe {
-                match width {
-                    4 if panel + 4 <= end => {
-                        self.tile::<S, 1, 4>(simd, self.part.rows.start, panel);
-                        panel += 4;
-                    }
-                    2 if panel + 2 <= end => {
-                        self.tile::<S, 1, 2>(simd, self.part.rows.start, panel);
-                        panel += 2;
-                    }
-                    _ => {
-                        self.rows::<S>(simd, panel);
-                        panel += 1;
-                    }
-                }
-            }
+        for panel in self.panels.clone() {
+            // SAFETY: the panel exists (`ProductPart::run`), and no row is past the part's last.
+            unsafe { self.rows::<S>(simd, panel) };
         }
     }
 }
@@ -104,23 +86,23 @@ impl<F: PanelFormat> QuantKernel<'_, F> {
             unsafe {
                 match rest {
                     1 => {
-                        self.tile::<S, 1, 1>(simd, row, panel);
+                        self.tile::<S, 1>(simd, row, panel);
                         row += 1;
                     }
                     2 | 3 => {
-                        self.tile::<S, 2, 1>(simd, row, panel);
+                        self.tile::<S, 2>(simd, row, panel);
                         row += 2;
                     }
                     8.. if S::QUANT_ROWS >= 8 => {
-                        self.tile::<S, 8, 1>(simd, row, panel);
+                        self.tile::<S, 8>(simd, row, panel);
                         row += 8;
                     }
                     _ if S::QUANT_ROWS >= 4 => {
-                        self.tile::<S, 4, 1>(simd, row, panel);
+                        self.tile::<S, 4>(simd, row, panel);
                         row += 4;
                     }
                     _ => {
-                        self.tile::<S, 2, 1>(simd, row, panel);
+                        self.tile::<S, 2>(simd, row, panel);
                         row += 2;
                     }
                 }
@@ -128,59 +110,55 @@ impl<F: PanelFormat> QuantKernel<'_, F> {
         }
     }
 
-    /// `M` rows by `P` panels, in registers.
+    /// `M` rows of a panel, in registers.
     ///
     /// # Safety
-    /// Rows `row .. row + M` and panels `panel .. panel + P` exist.
+    /// Rows `row .. row + M` and the panel exist.
     #[inline(always)]
-    unsafe fn tile<S: Simd, const M: usize, const P: usize>(&self, simd: S, row: usize, panel: usize) {
+    unsafe fn tile<S: Simd, const M: usize>(&self, simd: S, row: usize, panel: usize) {
         const { assert!(F::PARTS * PART == PanelLayout::of(F::FORMAT).blocks * F::FORMAT.block_weights()) };
         let layout = PanelLayout::of(F::FORMAT);
         let num_chunks = layout.num_chunks(F::FORMAT, self.operands.w.k());
+        // With many rows, the panel is in a cache from the second tile on.
+        let few_rows = self.part.rows.len() <= MAX_TILE_ROWS;
+        // Spread over the steps: the processor handles only a few misses at a time.
+        let per_step = layout.chunk_bytes.div_ceil(8 * F::PARTS);
         let zero = simd.splat(0.0);
-        let mut results = [[zero; P]; M];
+        let mut results = [zero; M];
         // SAFETY: a panel has `num_chunks` chunks. A row of the input is as long, with zeros behind its end.
         unsafe {
-            let mut chunks = [self.operands.w.panel(panel).data.get().cast_const(); P];
-            for p in 1..P {
-                chunks[p] = self.operands.w.panel(panel + p).data.get();
-            }
+            let mut at: *const u8 = self.operands.w.panel(panel).data.get();
             let x = self.operands.x.row(F::IS_SMALL, row);
             for chunk in 0..num_chunks {
-                let mut sums = [[zero; P]; M];
-                let mut headers = [self.format.header(simd, chunks[0]); P];
-                for p in 0..P {
-                    headers[p] = self.format.header(simd, chunks[p]);
-                    if M <= 4 {
-                        prefetch(simd, chunks[p], layout.chunk_bytes);
-                    }
-                }
+                let header = self.format.header(simd, at);
+                let mut sums = [zero; M];
                 for part in 0..F::PARTS {
                     // Counted from the start of the row.
                     let part_in_row = chunk * F::PARTS + part;
                     let words = x.codes.add(part_in_row * (PART / 4) * x.stride);
-                    let mut ints = [[simd.splat_int(0); P]; M];
+                    let ahead = at.wrapping_add(PREFETCH_BYTES + 8 * part * per_step);
+                    let mut ints = [simd.splat_int(0); M];
                     macro_rules! four_steps {
                         ($half:literal: $($step:literal)*) => {
                             if $half * HALF % F::GROUP == 0 {
-                                ints = self.begin::<S, M, P>(simd, x, 2 * part_in_row + $half);
+                                ints = self.begin::<S, M>(simd, x, 2 * part_in_row + $half);
                             }
                             $(
+                                if few_rows {
+                                    simd.prefetch(ahead.wrapping_add($step * per_step));
+                                }
                                 let four = words.add($step * x.stride);
-                                self.step::<S, M, P, $step>(simd, &mut ints, chunks, part, four);
+                                self.step::<S, M, $step>(simd, &mut ints, at, part, four);
                             )*
                             if ($half + 1) * HALF % F::GROUP == 0 {
                                 let group = (part * PART + $half * HALF) / F::GROUP;
                                 let group_in_row = (part_in_row * PART + $half * HALF) / F::GROUP;
-                                for p in 0..P {
-                                    let (scale, minimum) = self.format.scale(simd, headers[p], chunks[p], group);
-                                    for m in 0..M {
-                                        let sum = if F::IS_SMALL { &mut results[m][p] } else { &mut sums[m][p] };
-                                        let product = simd.to_floats(ints[m][p]);
-                                        *sum = add_group::<S, F>(
-                                            simd, *sum, product, scale, minimum, x, group_in_row, m,
-                                        );
-                                    }
+                                let (scale, minimum) = self.format.scale(simd, header, at, group);
+                                for m in 0..M {
+                                    let sum = if F::IS_SMALL { &mut results[m] } else { &mut sums[m] };
+                                    let product = simd.to_floats(ints[m]);
+                                    *sum =
+                                        add_group::<S, F>(simd, *sum, product, scale, minimum, x, group_in_row, m);
                                 }
                             }
                         };
@@ -191,19 +169,13 @@ impl<F: PanelFormat> QuantKernel<'_, F> {
                 if !F::IS_SMALL {
                     for m in 0..M {
                         let scale = simd.splat(*x.scales.add(chunk * x.stride + m));
-                        for p in 0..P {
-                            results[m][p] = simd.fused(sums[m][p], scale, results[m][p]);
-                        }
+                        results[m] = simd.fused(sums[m], scale, results[m]);
                     }
                 }
-                for p in 0..P {
-                    chunks[p] = chunks[p].add(layout.chunk_bytes);
-                }
+                at = at.add(layout.chunk_bytes);
             }
             for m in 0..M {
-                for p in 0..P {
-                    self.part.store(simd, row + m, panel + p, results[m][p]);
-                }
+                self.part.store(simd, row + m, panel, results[m]);
             }
         }
     }
@@ -214,14 +186,9 @@ impl<F: PanelFormat> QuantKernel<'_, F> {
     /// # Safety
     /// The input has these rows.
     #[inline(always)]
-    unsafe fn begin<S: Simd, const M: usize, const P: usize>(
-        &self,
-        simd: S,
-        x: QuantRow,
-        half: usize,
-    ) -> [[S::Ints; P]; M] {
+    unsafe fn begin<S: Simd, const M: usize>(&self, simd: S, x: QuantRow, half: usize) -> [S::Ints; M] {
         let bias = if F::IS_SIGNED && S::ADDS_128 { 128 } else { F::BIAS };
-        let mut ints = [[simd.splat_int(0); P]; M];
+        let mut ints = [simd.splat_int(0); M];
         if bias != 0 {
             for m in 0..M {
                 // SAFETY: the caller's promise.
@@ -231,7 +198,7 @@ impl<F: PanelFormat> QuantKernel<'_, F> {
                         _ => *x.minus_sums_32.add(half / 2 * x.stride + m),
                     }
                 };
-                ints[m] = [simd.splat_int(minus_sum * bias); P];
+                ints[m] = simd.splat_int(minus_sum * bias);
             }
         }
         ints
@@ -240,28 +207,26 @@ impl<F: PanelFormat> QuantKernel<'_, F> {
     /// Four weights of each column.
     ///
     /// # Safety
-    /// The chunks and the words exist.
+    /// The chunk and the words exist.
     #[inline(always)]
-    unsafe fn step<S: Simd, const M: usize, const P: usize, const STEP: usize>(
+    unsafe fn step<S: Simd, const M: usize, const STEP: usize>(
         &self,
         simd: S,
-        ints: &mut [[S::Ints; P]; M],
-        chunks: [*const u8; P],
+        ints: &mut [S::Ints; M],
+        chunk: *const u8,
         part: usize,
         words: *const u32,
     ) {
-        for p in 0..P {
+        // SAFETY: the caller's promise.
+        let codes = unsafe { self.format.codes::<S, STEP>(simd, chunk, part) };
+        let codes = if F::IS_SIGNED { simd.prepare_signed(codes) } else { codes };
+        for m in 0..M {
             // SAFETY: the caller's promise.
-            let codes = unsafe { self.format.codes::<S, STEP>(simd, chunks[p], part) };
-            let codes = if F::IS_SIGNED { simd.prepare_signed(codes) } else { codes };
-            for m in 0..M {
-                // SAFETY: the caller's promise.
-                let word = unsafe { *words.add(m) };
-                ints[m][p] = match F::IS_SIGNED {
-                    true => simd.dot_signed(ints[m][p], codes, word),
-                    false => simd.dot_bytes(ints[m][p], codes, word),
-                };
-            }
+            let word = unsafe { *words.add(m) };
+            ints[m] = match F::IS_SIGNED {
+                true => simd.dot_signed(ints[m], codes, word),
+                false => simd.dot_bytes(ints[m], codes, word),
+            };
         }
     }
 }
@@ -303,10 +268,3 @@ const HALF: usize = PART / 2;
 
 /// How far ahead weights are prefetched where memory is the limit.
 const PREFETCH_BYTES: usize = 4096;
-
-#[inline(always)]
-fn prefetch<S: Simd>(simd: S, chunk: *const u8, chunk_bytes: usize) {
-    for line in 0..chunk_bytes.div_ceil(64) {
-        simd.prefetch(chunk.wrapping_add(PREFETCH_BYTES + line * 64));
-    }
-}
