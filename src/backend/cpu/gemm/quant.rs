@@ -64,21 +64,23 @@ impl<F: PanelFormat> SimdKernel for QuantKernel<'_, F> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        for panel in self.panels.clone() {
-            // SAFETY: the panel exists (`ProductPart::run`), and no row is past the part's last.
-            unsafe { self.rows::<S>(simd, panel) };
+        let Range { start, end } = self.part.rows;
+        for row in (start..end).step_by(BLOCK_ROWS) {
+            for panel in self.panels.clone() {
+                // SAFETY: the panel exists (`ProductPart::run`), and no row is past the part's last.
+                unsafe { self.rows::<S>(simd, row..end.min(row + BLOCK_ROWS), panel) };
+            }
         }
     }
 }
 
 impl<F: PanelFormat> QuantKernel<'_, F> {
-    /// All rows of a panel.
+    /// Some rows of a panel.
     ///
     /// # Safety
-    /// The panel exists.
+    /// The rows and the panel exist.
     #[inline(always)]
-    unsafe fn rows<S: Simd>(&self, simd: S, panel: usize) {
-        let Range { start: mut row, end } = self.part.rows;
+    unsafe fn rows<S: Simd>(&self, simd: S, Range { start: mut row, end }: Range<usize>, panel: usize) {
         while row < end {
             // The rows of a register tile are in one tile of the input.
             let rest = (end - row).min(MAX_TILE_ROWS - row % MAX_TILE_ROWS).min(S::QUANT_ROWS);
@@ -265,6 +267,10 @@ unsafe fn add_group<S: Simd, F: PanelFormat>(
 /// Weights of a column in a part, and in half of it.
 const PART: usize = 32;
 const HALF: usize = PART / 2;
+
+/// Rows that are computed for all panels before the next ones: as many as stay in the second-level cache with the
+/// panels of a task. Tiles of the input begin at multiples of it.
+const BLOCK_ROWS: usize = 4 * MAX_TILE_ROWS;
 
 /// How far ahead weights are prefetched where memory is the limit.
 const PREFETCH_BYTES: usize = 4096;
