@@ -4,8 +4,8 @@
 //! - `isa`: the choice of instruction set. All kernels of a backend use the same one.
 //! - `simd`: sixteen float32 lanes on each instruction set. Kernels are written once over these.
 //! - `team`: the threads; `rows`: work that is split by rows.
-//! - `pack`, `gemm`: weights and matrix products; `experts`; `heads`, `attention`; `elementwise`: norms, activations
-//!   and the like.
+//! - `pack`, `gemm`: weights, plain and quantised, and matrix products; `experts`; `heads`, `attention`; `elementwise`:
+//!   norms, activations and the like.
 //! - `sampling`: from logits to tokens.
 //! - `countable`, `limits`: what a profile needs to know.
 //! - `tensors`: activations; `memory`: buffers and the pools of KV blocks; `copier`: copies between these.
