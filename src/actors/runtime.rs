@@ -475,7 +475,7 @@ fn slot_settings(
     if folder.is_empty() {
         return Ok(None);
     }
-    slots::create_folder(Path::new(folder))
+    slots::open_folder(Path::new(folder))
         .map_err(|error| StartError::new(format!("cannot use {folder} (server.slot_folder): {error}")))?;
     let layout = loaded.pools.layout;
     Ok(Some(SlotSettings {

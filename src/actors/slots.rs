@@ -21,12 +21,15 @@ use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, BufReader, BufWriter, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::Mutex;
 
 /// About as much is read or written between two steps.
 const CHUNK_BYTES: usize = 16 << 20;
 /// The longest name of a file.
 const MAX_NAME_BYTES: usize = 255;
+/// A file that is not written to for so long is not being written.
+const LEFT_OVER_AFTER: Duration = Duration::from_secs(3600);
 /// The purpose that folders' names are derived for, so that they tell nothing of the salts.
 const FOLDER_CONTEXT: &str = "Pagetide: folder of an API key's slots";
 
@@ -310,7 +313,28 @@ impl Drop for NewFile {
     }
 }
 
-pub(super) fn create_folder(path: &Path) -> io::Result<()> {
+/// Opens the folder of slots. Removes what a process that was killed has left in it and in the folders of its callers.
+pub(super) fn open_folder(path: &Path) -> io::Result<()> {
+    create_folder(path)?;
+    let is_hex = |name: &str, len: usize| name.len() == len && name.bytes().all(|byte| byte.is_ascii_hexdigit());
+    for entry in fs::read_dir(path)? {
+        let entry = entry?;
+        let is_of_caller = entry.file_type()?.is_dir() && is_hex(&entry.file_name().to_string_lossy(), 64);
+        let entries = if is_of_caller { fs::read_dir(entry.path())?.collect::<Result<_, _>>()? } else { vec![entry] };
+        for entry in entries {
+            let name = entry.file_name();
+            let is_temporary = name.to_string_lossy().strip_suffix('.').is_some_and(|name| is_hex(name, 32));
+            // Another process may be writing a younger one.
+            let is_old = || entry.metadata()?.modified()?.elapsed().map_or(Ok(false), |age| Ok(age > LEFT_OVER_AFTER));
+            if is_temporary && is_old().unwrap_or_else(|_: io::Error| false) {
+                fs::remove_file(entry.path())?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn create_folder(path: &Path) -> io::Result<()> {
     let mut builder = DirBuilder::new();
     builder.recursive(true);
     #[cfg(unix)]
@@ -374,6 +398,7 @@ fn check_name(name: &str) -> Result<(), ApiError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::SystemTime;
 
     #[test]
     fn names_are_plain_names() {
@@ -413,5 +438,24 @@ mod tests {
         assert_eq!(names(), 0);
         NewFile::create(path.clone()).unwrap().put_in_place().unwrap();
         assert!(path.is_file() && names() == 1);
+    }
+
+    #[test]
+    fn what_a_killed_process_left_is_removed_at_the_next_start() {
+        let folder = tempfile::tempdir().unwrap();
+        let of_caller = folder.path().join("ab".repeat(32));
+        fs::create_dir(&of_caller).unwrap();
+        let temporary = format!("{}.", random_hex());
+        for folder in [folder.path(), &of_caller] {
+            for (name, age_s) in [(&*temporary, 7200), ("saved.bin", 7200), (&*format!("{}.", random_hex()), 60)] {
+                let file = File::create(folder.join(name)).unwrap();
+                file.set_modified(SystemTime::now() - Duration::from_secs(age_s)).unwrap();
+            }
+        }
+        open_folder(folder.path()).unwrap();
+        for folder in [folder.path(), &of_caller] {
+            assert!(!folder.join(&temporary).exists());
+            assert_eq!(fs::read_dir(folder).unwrap().filter(|entry| entry.as_ref().unwrap().path().is_file()).count(), 2);
+        }
     }
 }
