@@ -48,6 +48,7 @@ pub type Target = fn(&[u8]);
 pub const TARGETS: &[(&str, Target)] = &[
     ("config_json", config_json),
     ("checkpoint", checkpoint),
+    ("gguf", gguf),
     ("tokenizer_json", tokenizer_json),
     ("tokenizer_config", tokenizer_config),
     ("chat_template", chat_template),
@@ -120,6 +121,32 @@ fn checkpoint(data: &[u8]) {
         let _ = (checkpoint.dtype(name), checkpoint.size_bytes(name), checkpoint.contains(name));
         if let Ok(tensor) = checkpoint.tensor(name, &[2]) {
             assert_eq!(tensor.to_f32().len(), 2);
+        }
+        checkpoint.release(name);
+    }
+}
+
+/// A GGUF file: its metadata as the files of a model, its tokenizer, and its tensors.
+fn gguf(data: &[u8]) {
+    let path = folder().join("model.gguf");
+    std::fs::write(&path, data).expect("there is room");
+    let Ok(files) = ModelFiles::open(path.to_str().expect("UTF-8")) else { return };
+    if let Ok(spec) = ModelSpec::load(&files) {
+        let _ = spec.check_max_model_len(spec.default_max_model_len().max(1));
+    }
+    if let Ok(Some(json)) = files.read_text("tokenizer.json")
+        && let Ok(tokenizer) = Tokenizer::from_json(&json, None)
+    {
+        round(&tokenizer, "some text, 123 äö <s>");
+    }
+    let _ = files.read_json("tokenizer_config.json");
+    let Ok(checkpoint) = files.checkpoint() else { return };
+    for name in checkpoint.names() {
+        let _ = (checkpoint.dtype(name), checkpoint.size_bytes(name));
+        for shape in [vec![32], vec![2, 32]] {
+            if let Ok(tensor) = checkpoint.tensor(name, &shape) {
+                assert_eq!(tensor.to_f32().len(), shape.iter().product::<usize>());
+            }
         }
         checkpoint.release(name);
     }

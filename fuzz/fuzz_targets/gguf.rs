@@ -1,0 +1,3 @@
+#![no_main]
+
+pagetide_fuzz::fuzz!("gguf");
