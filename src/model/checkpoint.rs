@@ -173,10 +173,11 @@ impl Checkpoint {
     /// The stored tensor, which must have this shape: `[rows, cols]`, or `[cols]` for a vector. All dimensions before the
     /// last one are rows.
     pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<HostTensor<'_>, StartError> {
-        let entry = self
-            .tensors
-            .get(name)
-            .ok_or_else(|| StartError::new(format!("the checkpoint has no tensor {name} of shape {shape:?}")))?;
+        let entry = self.tensors.get(name).ok_or_else(|| {
+            let (first, more) = (self.files.first().map_or("", |(name, _)| name), self.files.len().saturating_sub(1));
+            let others = if more > 0 { format!(", with {more} other files,") } else { String::new() };
+            StartError::new(format!("{first}{others} has no tensor {name} of shape {shape:?}"))
+        })?;
         let (file, bytes) = &self.files[entry.file];
         if entry.shape != shape {
             return Err(StartError::new(format!(

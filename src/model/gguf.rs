@@ -95,8 +95,9 @@ impl GgufModel {
             let path = path.with_file_name(format!("{name}-{number:05}-of-{count:05}{GGUF_ENDING}"));
             let file = MappedGguf::open(&path)?;
             let split = file.read()?.metadata.integer("split.no").map_err(|error| file.error(error))?;
-            if split != Some(number - 1) {
-                return Err(file.error(format!("split.no: is {split:?}, not {}", number - 1)));
+            let split = split.ok_or_else(|| file.error("split.no: it is missing"))?;
+            if split != number - 1 {
+                return Err(file.error(format!("split.no: is {split}, not {}", number - 1)));
             }
             files.push(file);
         }

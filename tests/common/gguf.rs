@@ -43,6 +43,15 @@ impl GgufWriter {
         self.value(key, 4, &integer.to_le_bytes())
     }
 
+    /// An integer of 16 bits.
+    pub fn half(self, key: &str, integer: u16) -> Self {
+        self.value(key, 2, &integer.to_le_bytes())
+    }
+
+    pub fn float(self, key: &str, float: f32) -> Self {
+        self.value(key, 6, &float.to_le_bytes())
+    }
+
     pub fn flag(self, key: &str, flag: bool) -> Self {
         self.value(key, 7, &[flag.into()])
     }

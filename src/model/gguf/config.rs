@@ -10,7 +10,7 @@ use pagetide_base::error::StartError;
 use serde_json::{Map, Value, json};
 
 /// `(llama.cpp's name, architecture in config.json)`.
-const ARCHITECTURES: [(&str, &str); 9] = [
+const ARCHITECTURES: [(&str, &str); 8] = [
     ("llama", "LlamaForCausalLM"),
     ("qwen2", "Qwen2ForCausalLM"),
     ("qwen3", "Qwen3ForCausalLM"),
@@ -19,7 +19,6 @@ const ARCHITECTURES: [(&str, &str); 9] = [
     ("gemma3", "Gemma3ForCausalLM"),
     ("phi3", "Phi3ForCausalLM"),
     ("gpt2", "GPT2LMHeadModel"),
-    ("mistral", "MistralForCausalLM"),
 ];
 
 /// Tensors whose shape or existence tells something about the model.
@@ -48,6 +47,7 @@ struct Reader<'m, 'v> {
     vocab_size: usize,
     has_head: bool,
     has_attention_bias: bool,
+    has_mlp_bias: bool,
     dtype: &'static str,
     short_factors: Option<Vec<f32>>,
     long_factors: Option<Vec<f32>>,
@@ -84,6 +84,7 @@ impl<'m, 'v> Reader<'m, 'v> {
             vocab_size,
             has_head: has(HEAD),
             has_attention_bias: has("blk.0.attn_q.bias"),
+            has_mlp_bias: has("blk.0.ffn_down.bias"),
             dtype: dtype(tensors(), arch),
             short_factors: short.or_else(|| both.clone()),
             long_factors: long.or(both),
@@ -190,15 +191,26 @@ impl<'m, 'v> Reader<'m, 'v> {
             put("rope_scaling", scaling);
         }
         match self.arch {
-            "llama" | "mistral" => self.llama(put)?,
+            "llama" => self.llama(put)?,
             "qwen3moe" => {
                 put("num_experts", json!(self.size("expert_count")?));
                 put("num_experts_per_tok", json!(self.size("expert_used_count")?));
                 put("moe_intermediate_size", json!(self.size("expert_feed_forward_length")?));
                 put("norm_topk_prob", json!(true));
             }
-            "gemma2" | "gemma3" => self.gemma(hidden, heads, head_dim, layers, put)?,
-            "phi3" => put("sliding_window", json!(self.optional_size("attention.sliding_window")?)),
+            "gemma2" | "gemma3" => {
+                // llama.cpp tells the 27B models, whose scale is another one, by their layers.
+                let is_27b = matches!((self.arch, layers), ("gemma2", 46) | ("gemma3", 62));
+                put("query_pre_attn_scalar", json!(hidden.checked_div(heads).filter(|_| is_27b).unwrap_or(head_dim)));
+                match self.arch {
+                    "gemma2" => self.gemma2(put)?,
+                    _ => self.gemma3(context, put)?,
+                }
+            }
+            // 0 stands for none.
+            "phi3" => {
+                put("sliding_window", json!(self.optional_size("attention.sliding_window")?.filter(|size| *size > 0)))
+            }
             _ => {}
         }
         Ok(())
@@ -217,7 +229,12 @@ impl<'m, 'v> Reader<'m, 'v> {
 
     fn rope_scaling(&self, context: u64) -> Result<Option<Value>, GgufError> {
         let original = self.optional_size("rope.scaling.original_context_length")?;
+        let kind = self.text("rope.scaling.type")?;
         if let (Some(short), Some(long)) = (&self.short_factors, &self.long_factors) {
+            if let Some(kind @ ("linear" | "yarn")) = kind {
+                let problem = format!("'{kind}' beside factors for each wavelength is not supported");
+                return Err(GgufError::new(format!("{}: {problem}", self.key("rope.scaling.type"))));
+            }
             return Ok(Some(json!({
                 "rope_type": "longrope",
                 "short_factor": short,
@@ -231,16 +248,10 @@ impl<'m, 'v> Reader<'m, 'v> {
             // As files before 2023-10 have it.
             None => self.number("rope.scale_linear")?,
         };
-        Ok(match (self.text("rope.scaling.type")?, factor) {
+        Ok(match (kind, factor) {
             (None | Some("none"), None) | (Some("none"), _) => None,
             (None | Some("linear"), Some(factor)) => Some(json!({ "rope_type": "linear", "factor": factor })),
-            (Some("yarn"), Some(factor)) => {
-                let mut yarn = json!({ "rope_type": "yarn", "factor": factor });
-                if let Some(original) = original {
-                    yarn["original_max_position_embeddings"] = json!(original);
-                }
-                Some(yarn)
-            }
+            (Some("yarn"), Some(factor)) => Some(self.yarn(factor, original)?),
             (Some(kind), _) => {
                 let key = self.key("rope.scaling.type");
                 return Err(GgufError::new(format!("{key}: '{kind}' is not supported; supported are linear and yarn")));
@@ -248,8 +259,30 @@ impl<'m, 'v> Reader<'m, 'v> {
         })
     }
 
+    fn yarn(&self, factor: f64, original: Option<u64>) -> Result<Value, GgufError> {
+        // llama.cpp mixes both frequencies by this part, and transformers by all of it.
+        let ext_factor = self.number("rope.scaling.yarn_ext_factor")?.unwrap_or(1.0);
+        if ext_factor != 1.0 {
+            let key = self.key("rope.scaling.yarn_ext_factor");
+            return Err(GgufError::new(format!("{key}: {ext_factor} is not supported, only 1")));
+        }
+        let mut yarn = json!({ "rope_type": "yarn", "factor": factor });
+        if let Some(original) = original {
+            yarn["original_max_position_embeddings"] = json!(original);
+        }
+        for (ours, theirs) in
+            [("attention_factor", "yarn_attn_factor"), ("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")]
+        {
+            if let Some(number) = self.number(&format!("rope.scaling.{theirs}"))? {
+                yarn[ours] = json!(number);
+            }
+        }
+        Ok(yarn)
+    }
+
     fn llama(&self, put: &mut dyn FnMut(&str, Value)) -> Result<(), GgufError> {
         put("attention_bias", json!(self.has_attention_bias));
+        put("mlp_bias", json!(self.has_mlp_bias));
         // Files in llama.cpp's form do not say it.
         put("sliding_window", Value::Null);
         let num_experts = self.optional_size("expert_count")?.unwrap_or(0);
@@ -261,25 +294,36 @@ impl<'m, 'v> Reader<'m, 'v> {
         Ok(())
     }
 
-    fn gemma(
-        &self,
-        hidden: u64,
-        heads: u64,
-        head_dim: u64,
-        layers: u64,
-        put: &mut dyn FnMut(&str, Value),
-    ) -> Result<(), GgufError> {
-        put("sliding_window", json!(self.size("attention.sliding_window")?));
-        // llama.cpp tells the 27B models, whose scale is another one, by their layers.
-        let is_27b = matches!((self.arch, layers), ("gemma2", 46) | ("gemma3", 62));
-        put("query_pre_attn_scalar", json!(if is_27b { hidden / heads } else { head_dim }));
-        let cap = |name| self.number(name).map(|cap| cap.map_or(Value::Null, |cap| json!(cap)));
-        put("attn_logit_softcapping", cap("attn_logit_softcapping")?);
-        put("final_logit_softcapping", cap("final_logit_softcapping")?);
-        if self.arch == "gemma3" {
-            put("rope_theta", json!(self.number("rope.freq_base")?.unwrap_or(1e6)));
-            put("rope_local_base_freq", json!(self.number("rope.freq_base_swa")?.unwrap_or(1e4)));
+    fn gemma2(&self, put: &mut dyn FnMut(&str, Value)) -> Result<(), GgufError> {
+        // Without these keys, llama.cpp takes the values of the published models, and so does the family.
+        if let Some(window) = self.optional_size("attention.sliding_window")? {
+            put("sliding_window", json!(window));
         }
+        for name in ["attn_logit_softcapping", "final_logit_softcapping"] {
+            if let Some(cap) = self.number(name)? {
+                put(name, json!(cap));
+            }
+        }
+        let period = self.optional_size("attention.sliding_window_pattern")?.unwrap_or(2);
+        if period != 2 {
+            let key = self.key("attention.sliding_window_pattern");
+            return Err(GgufError::new(format!("{key}: {period} is not supported, only 2")));
+        }
+        Ok(())
+    }
+
+    fn gemma3(&self, context: u64, put: &mut dyn FnMut(&str, Value)) -> Result<(), GgufError> {
+        let period = self.optional_size("attention.sliding_window_pattern")?.unwrap_or(6);
+        let (window, period) = match self.optional_size("attention.sliding_window")? {
+            // Every layer is one without a window.
+            None | Some(0) => (context, 1),
+            Some(window) => (window, period),
+        };
+        put("sliding_window", json!(window));
+        put("sliding_window_pattern", json!(period));
+        put("final_logit_softcapping", json!(self.number("final_logit_softcapping")?.filter(|cap| *cap != 0.0)));
+        put("rope_theta", json!(self.number("rope.freq_base")?.unwrap_or(1e6)));
+        put("rope_local_base_freq", json!(self.number("rope.freq_base_swa")?.unwrap_or(1e4)));
         Ok(())
     }
 }
