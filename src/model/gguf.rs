@@ -6,6 +6,7 @@
 mod config;
 pub mod reader;
 pub mod tokenizer;
+pub mod weights;
 
 #[cfg(test)]
 #[path = "../../tests/common/gguf.rs"]
@@ -13,15 +14,15 @@ mod test_files;
 
 use crate::bytes::FileBytes;
 use config::config;
+use pagetide_backend::HostTensor;
 use pagetide_backend::quant::QuantFormat;
-use pagetide_backend::{DType, HostTensor, WeightFormat};
 use pagetide_base::error::StartError;
 use reader::{GgufFile, GgufTensor};
 use serde_json::{Value, json};
 use std::fs::File;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use weights::{GgufWeights, type_name, weight_format};
 
 /// The ending of a file's name.
 pub const GGUF_ENDING: &str = ".gguf";
@@ -42,23 +43,14 @@ pub struct MappedGguf {
     pub bytes: Arc<FileBytes>,
 }
 
-/// A tensor of a file.
-pub struct GgufWeights {
-    pub name: String,
-    pub format: WeightFormat,
-    pub shape: Vec<usize>,
-    /// Within the file.
-    pub range: Range<usize>,
-}
-
 impl std::fmt::Debug for GgufModel {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} ({} files)", self.path.display(), self.files.len())
     }
 }
 
-/// Where the number of a split file and the number of all are in its name: `NAME-00001-of-00003.gguf`.
-fn split_name(path: &Path) -> Option<(&str, usize)> {
+/// What the name of a split file begins with, and the number of the files: `NAME-00001-of-00003.gguf`.
+pub fn split_of(path: &Path) -> Option<(&str, usize)> {
     let stem = path.file_name()?.to_str()?.strip_suffix(GGUF_ENDING)?;
     let (front, count) = stem.rsplit_once("-of-")?;
     let (name, number) = front.rsplit_once('-')?;
@@ -68,7 +60,7 @@ fn split_name(path: &Path) -> Option<(&str, usize)> {
 
 /// The file with which a split model begins, for any of its files; every other file is itself.
 pub fn first_split(path: &Path) -> PathBuf {
-    match split_name(path) {
+    match split_of(path) {
         Some((name, count)) => path.with_file_name(format!("{name}-00001-of-{count:05}{GGUF_ENDING}")),
         None => path.to_path_buf(),
     }
@@ -86,7 +78,7 @@ impl GgufModel {
         }
         let mut files = vec![first];
         for number in 2..=num_splits {
-            let Some((name, count)) = split_name(&path).filter(|(_, count)| *count as u64 == num_splits) else {
+            let Some((name, count)) = split_of(&path).filter(|(_, count)| *count as u64 == num_splits) else {
                 let problem = format!(
                     "split.count is {num_splits}, so its name should end with -00001-of-{num_splits:05}{GGUF_ENDING}"
                 );
@@ -111,7 +103,7 @@ impl GgufModel {
     /// The name of the file, without what numbers the splits and without its ending.
     pub fn name(&self) -> String {
         let name = self.path.file_name().unwrap_or_default().to_string_lossy();
-        let name = split_name(&self.path).map_or(name.trim_end_matches(GGUF_ENDING), |(name, _)| name);
+        let name = split_of(&self.path).map_or(name.trim_end_matches(GGUF_ENDING), |(name, _)| name);
         name.to_string()
     }
 
@@ -198,48 +190,6 @@ impl MappedGguf {
         let range = range.map_err(|error| self.error(error))?;
         Ok(GgufWeights { name: name.to_string(), format, shape: shape.clone(), range })
     }
-}
-
-/// ggml's numbers of element types (`enum ggml_type`).
-fn weight_format(kind: u32) -> Option<WeightFormat> {
-    let quantized = |format| Some(WeightFormat::Quantized(format));
-    match kind {
-        0 => Some(DType::F32.into()),
-        1 => Some(DType::F16.into()),
-        30 => Some(DType::BF16.into()),
-        2 => quantized(QuantFormat::Q4_0),
-        3 => quantized(QuantFormat::Q4_1),
-        6 => quantized(QuantFormat::Q5_0),
-        7 => quantized(QuantFormat::Q5_1),
-        8 => quantized(QuantFormat::Q8_0),
-        10 => quantized(QuantFormat::Q2_K),
-        11 => quantized(QuantFormat::Q3_K),
-        12 => quantized(QuantFormat::Q4_K),
-        13 => quantized(QuantFormat::Q5_K),
-        14 => quantized(QuantFormat::Q6_K),
-        20 => quantized(QuantFormat::IQ4_NL),
-        23 => quantized(QuantFormat::IQ4_XS),
-        39 => quantized(QuantFormat::MXFP4),
-        _ => None,
-    }
-}
-
-/// The name of a type that is not supported.
-fn type_name(kind: u32) -> String {
-    let name = match kind {
-        16 => "IQ2_XXS",
-        17 => "IQ2_XS",
-        18 => "IQ3_XXS",
-        19 => "IQ1_S",
-        21 => "IQ3_S",
-        22 => "IQ2_S",
-        29 => "IQ1_M",
-        34 => "TQ1_0",
-        35 => "TQ2_0",
-        24..=28 => "an integer or float64",
-        _ => return format!("number {kind}, which is unknown"),
-    };
-    name.into()
 }
 
 #[cfg(test)]

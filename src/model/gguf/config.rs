@@ -3,8 +3,8 @@
 //! The keys are those of ggml's `docs/gguf.md` and of llama.cpp's `src/llama-model.cpp`, in which each kind of model
 //! has its own.
 
-use super::GgufWeights;
 use super::reader::{GgufError, GgufMetadata, GgufValue};
+use super::weights::GgufWeights;
 use pagetide_backend::{DType, WeightFormat};
 use pagetide_base::error::StartError;
 use serde_json::{Map, Value, json};
