@@ -1,6 +1,21 @@
 //! Models of the Hugging Face hub. The program runs against a small hub on this machine, which answers as the real one
 //! does.
 
+#[allow(dead_code, reason = "what these tests do not use, others do")]
+mod common;
+
+#[allow(dead_code, reason = "what these tests do not use, others do")]
+#[path = "common/checks.rs"]
+mod checks;
+
+#[path = "common/gguf.rs"]
+mod gguf_files;
+
+#[allow(dead_code, reason = "what these tests do not use, others do")]
+#[path = "gguf/converter.rs"]
+mod converter;
+
+use converter::{F32, SourceModel, plain};
 use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, SHA256, digest};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashSet};
@@ -540,6 +555,66 @@ fn without_a_network_it_says_how_to_bring_the_model() {
     let user = User { endpoint: "http://127.0.0.1:9".into(), ..user };
     let (_, log) = user.answer(MODEL, &[]);
     assert!(log.contains("may be missing in the cache, and the hub does not answer"), "{log}");
+}
+
+#[test]
+fn gguf_files_are_fetched_by_their_quantisation() {
+    let hub = Hub::with("llama-gqa-tied");
+    hub.change(|state| {
+        state.files.retain(|name, _| name == "README.md" || name == "config.json");
+        let source = SourceModel::of("llama-gqa-tied");
+        state.files.insert("Tiny-Q4_K_M.gguf".into(), source.to_gguf(&plain(F32)));
+        state.files.insert("mmproj-Tiny-F16.gguf".into(), b"not needed".to_vec());
+        for (number, part) in (1..).zip(source.to_splits(&plain(F32), 3)) {
+            state.files.insert(format!("Q8_0/Tiny-Q8_0-{number:05}-of-00003.gguf"), part);
+        }
+    });
+    let user = User::of(&hub);
+    let (answer, _) = user.answer(MODEL, &[]);
+    assert_eq!((&answer["model"], &answer["choices"]), (&json!(MODEL), &expected("llama-gqa-tied")));
+    let fetched = || {
+        let requests = hub.take_requests().into_iter().filter(|request| request.path.contains("/resolve/"));
+        let mut names: Vec<_> =
+            requests.map(|request| request.path.split_once(COMMIT).unwrap().1[1..].to_owned()).collect();
+        names.dedup();
+        names
+    };
+    assert_eq!(fetched(), ["Tiny-Q4_K_M.gguf"]);
+
+    let split = format!("{MODEL}:q8_0");
+    let doctor = || text(&user.command(&["doctor", "--device", "cpu", "--model", &split]).output().unwrap().stdout);
+    let before = doctor();
+    assert!(before.contains(&format!("{split} at main, missing or incomplete in the cache")), "{before}");
+    assert_eq!(fetched(), [] as [&str; 0]);
+    let (answer, _) = user.answer(&split, &[]);
+    assert_eq!((&answer["model"], &answer["choices"]), (&json!(split), &expected("llama-gqa-tied")));
+    assert_eq!(fetched(), [1, 2, 3].map(|number| format!("Q8_0/Tiny-Q8_0-0000{number}-of-00003.gguf")));
+    let after = doctor();
+    assert!(after.contains(&format!("{COMMIT}/Q8_0/Tiny-Q8_0-00001-of-00003.gguf")), "{after}");
+
+    let message = user.error(&format!("{MODEL}:Q5_K_M"), &[]);
+    let there_are = format!("has no GGUF file of Q5_K_M; there are Q4_K_M, Q8_0: give one as {MODEL}:Q4_K_M");
+    assert!(message.contains(&there_are), "{message}");
+    hub.take_requests();
+    let user = user.with("HF_HUB_OFFLINE", "1");
+    user.answer(MODEL, &[]);
+    user.answer(&split, &[]);
+    assert!(user.error(&format!("{MODEL}:Q5_K_M"), &[]).contains("HF_HUB_OFFLINE is set"));
+    assert!(hub.take_requests().is_empty());
+
+    hub.change(|state| {
+        let file = state.files.remove("Tiny-Q4_K_M.gguf").unwrap();
+        state.files.insert("Tiny-Q4_0.gguf".into(), file);
+        state.files.remove("Q8_0/Tiny-Q8_0-00002-of-00003.gguf");
+    });
+    let user = User::of(&hub);
+    let message = user.error(MODEL, &[]);
+    assert!(
+        message.contains("has GGUF files of several quantisations; there are Q4_0, Q8_0: give one as"),
+        "{message}"
+    );
+    let message = user.error(&format!("{MODEL}:Q8_0"), &[]);
+    assert!(message.contains("has other parts of the GGUF file Q8_0/Tiny-Q8_0-00002-of-00003.gguf"), "{message}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::bytes::FileBytes;
 use crate::gguf::{GGUF_ENDING, GgufModel, first_split};
-use crate::hub::{self, DEFAULT_REVISION, DownloadProgress, HubAccess, HubModel};
+use crate::hub::{self, CachedFiles, DEFAULT_REVISION, DownloadProgress, HubAccess, HubFiles, HubModel};
 use crate::options::ModelSource;
 use pagetide_base::error::StartError;
 use serde_json::{Map, Value};
@@ -43,7 +43,16 @@ enum FileSource {
     Directory(PathBuf),
     Hub(Arc<HubModel>),
     Embedded(EmbeddedFiles),
-    Gguf(Arc<GgufModel>),
+    Gguf { model: Arc<GgufModel>, name: String },
+}
+
+impl FileSource {
+    /// A GGUF file. A model of the hub has a name of its own.
+    fn gguf(file: &Path, name: Option<&str>) -> Result<Self, StartError> {
+        let model = GgufModel::open(file)?;
+        let name = name.map_or_else(|| model.name(), str::to_owned);
+        Ok(Self::Gguf { model: Arc::new(model), name })
+    }
 }
 
 /// The place of a file.
@@ -55,18 +64,21 @@ enum FilePlace<'f> {
 }
 
 /// The kind of place that `model.path` names.
-enum Location {
+enum Location<'m> {
     Program,
     /// A directory with a `config.json`.
     Directory(PathBuf),
     /// A GGUF file.
     Gguf(PathBuf),
-    /// The path has the form of a hub name.
-    Hub,
+    /// The path has the form of a hub name, perhaps with a quantisation.
+    Hub {
+        name: &'m str,
+        quant: Option<&'m str>,
+    },
 }
 
-impl Location {
-    fn of(source: &ModelSource) -> Result<Self, StartError> {
+impl<'m> Location<'m> {
+    fn of(source: &'m ModelSource) -> Result<Self, StartError> {
         let ModelSource { path: model, revision } = source;
         let directory = Path::new(model);
         let location = if model == DEMO_MODEL {
@@ -81,13 +93,13 @@ impl Location {
                 return Err(StartError::new(format!("model: there is no file '{model}'")));
             }
             Self::Gguf(directory.to_path_buf())
-        } else if hub::is_name(model) {
-            return Ok(Self::Hub);
+        } else if let Some((name, quant)) = hub::split_quant(model) {
+            return Ok(Self::Hub { name, quant });
         } else {
             return Err(StartError::new(format!(
                 "model: '{model}' is not a directory. Give a directory with config.json, tokenizer.json and \
-                 *.safetensors, a GGUF file or a directory with one, a name of the Hugging Face hub (OWNER/NAME), or \
-                 'demo' for the built-in model"
+                 *.safetensors, a GGUF file or a directory with one, a name of the Hugging Face hub (OWNER/NAME, or \
+                 OWNER/NAME:QUANT for GGUF files), or 'demo' for the built-in model"
             )));
         };
         match revision {
@@ -129,11 +141,11 @@ pub fn whereabouts(source: &ModelSource) -> Result<String, StartError> {
         Location::Program => format!("{model}, in the program"),
         Location::Directory(directory) => format!("{model}, in {}", directory.canonicalize()?.display()),
         Location::Gguf(file) => format!("{model}, in {}", file.canonicalize()?.display()),
-        Location::Hub => {
+        Location::Hub { name, quant } => {
             let revision = revision.as_deref().unwrap_or(DEFAULT_REVISION);
             let access = HubAccess::from_env();
-            match HubModel::cached(&access, model, revision) {
-                Some(snapshot) => format!("{model} at {revision}, in {}", snapshot.display()),
+            match hub::cached(&access, name, quant, revision) {
+                Some(files) => format!("{model} at {revision}, in {}", files.path().display()),
                 None if access.offline => {
                     return Err(StartError::new(format!(
                         "model: '{model}' at {revision} is missing or incomplete in the cache {}, and \
@@ -164,11 +176,12 @@ impl ModelFiles {
         let source = match Location::of(model)? {
             Location::Program => FileSource::Embedded(DEMO_FILES),
             Location::Directory(directory) => FileSource::Directory(directory),
-            Location::Gguf(file) => FileSource::Gguf(Arc::new(GgufModel::open(&file)?)),
-            Location::Hub => {
+            Location::Gguf(file) => FileSource::gguf(&file, None)?,
+            Location::Hub { name, quant } => {
                 let revision = model.revision.as_deref().unwrap_or(DEFAULT_REVISION);
-                match HubModel::cached(&HubAccess::from_env(), &model.path, revision) {
-                    Some(snapshot) => FileSource::Directory(snapshot),
+                match hub::cached(&HubAccess::from_env(), name, quant, revision) {
+                    Some(CachedFiles::Transformers(snapshot)) => FileSource::Directory(snapshot),
+                    Some(CachedFiles::Gguf(file)) => FileSource::gguf(&file, Some(&model.path))?,
                     None => return Ok(None),
                 }
             }
@@ -182,13 +195,14 @@ impl ModelFiles {
         let source = match Location::of(model)? {
             Location::Program => FileSource::Embedded(DEMO_FILES),
             Location::Directory(directory) => FileSource::Directory(directory),
-            Location::Gguf(file) => FileSource::Gguf(Arc::new(GgufModel::open(&file)?)),
-            Location::Hub => FileSource::Hub(Arc::new(HubModel::find(
-                HubAccess::from_env(),
-                &model.path,
-                model.revision.as_deref().unwrap_or(DEFAULT_REVISION),
-                progress,
-            )?)),
+            Location::Gguf(file) => FileSource::gguf(&file, None)?,
+            Location::Hub { name, quant } => {
+                let revision = model.revision.as_deref().unwrap_or(DEFAULT_REVISION);
+                match hub::find(HubAccess::from_env(), name, quant, revision, progress)? {
+                    HubFiles::Transformers(model) => FileSource::Hub(Arc::new(model)),
+                    HubFiles::Gguf(file) => FileSource::gguf(&file, Some(&model.path))?,
+                }
+            }
         };
         Ok(Self { source })
     }
@@ -198,7 +212,7 @@ impl ModelFiles {
         match &self.source {
             FileSource::Embedded(_) => DEMO_MODEL.to_string(),
             FileSource::Hub(model) => model.name().to_string(),
-            FileSource::Gguf(model) => model.name(),
+            FileSource::Gguf { name, .. } => name.clone(),
             FileSource::Directory(path) => {
                 // `.` and `dir/..` have no last name of their own.
                 let full = path.canonicalize().unwrap_or_else(|_| path.clone());
@@ -219,7 +233,7 @@ impl ModelFiles {
     /// The model's GGUF file, if it is in one.
     pub(super) fn gguf(&self) -> Option<&GgufModel> {
         match &self.source {
-            FileSource::Gguf(model) => Some(model),
+            FileSource::Gguf { model, .. } => Some(model),
             _ => None,
         }
     }
@@ -229,7 +243,7 @@ impl ModelFiles {
             FileSource::Directory(directory) => FilePlace::Directory(directory.clone()),
             FileSource::Hub(model) => FilePlace::Directory(model.directory()),
             FileSource::Embedded(files) => FilePlace::Embedded(files),
-            FileSource::Gguf(model) => FilePlace::Gguf(model),
+            FileSource::Gguf { model, .. } => FilePlace::Gguf(model),
         }
     }
 
@@ -264,7 +278,7 @@ impl ModelFiles {
     pub(super) fn fetch_weights(&self) -> Result<(), StartError> {
         match &self.source {
             FileSource::Hub(model) => model.fetch_weights(),
-            FileSource::Directory(_) | FileSource::Embedded(_) | FileSource::Gguf(_) => Ok(()),
+            FileSource::Directory(_) | FileSource::Embedded(_) | FileSource::Gguf { .. } => Ok(()),
         }
     }
 

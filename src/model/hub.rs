@@ -2,7 +2,7 @@
 //! it.
 //!
 //! The cache's folder `models--OWNER--NAME` holds `refs` (the commit of a branch), `snapshots` (a folder of links for
-//! each commit) and `blobs` (the files). [`HubModel::find`] downloads the small files, which a start reads first.
+//! each commit) and `blobs` (the files). [`find`] downloads the small files, which a start reads first.
 //! [`HubModel::fetch_weights`] downloads the weights, once the model is known to be supported. Neither contacts the hub
 //! for files in the cache.
 
@@ -11,6 +11,7 @@ mod cached;
 mod download;
 mod failure;
 mod file;
+mod gguf;
 mod meter;
 mod name;
 mod request;
@@ -19,7 +20,7 @@ pub use access::HubAccess;
 use cached::{CachedModel, INDEX, SINGLE, shards};
 use failure::Failure;
 pub use meter::DownloadProgress;
-pub use name::{is_name, is_revision};
+pub use name::{is_revision, split_quant};
 use pagetide_base::error::StartError;
 use request::HubRequest;
 use std::path::PathBuf;
@@ -43,6 +44,68 @@ const SMALL_FILES: [&str; 8] = [
 /// files.
 const EXPECTED: &[&str] = SMALL_FILES.split_at(3).0;
 
+/// Where the files of a model are.
+pub enum HubFiles {
+    /// In the form of transformers.
+    Transformers(HubModel),
+    /// The file with which a GGUF model begins. All of its files are in the cache.
+    Gguf(PathBuf),
+}
+
+/// The same for a model that is in the cache completely.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CachedFiles {
+    /// The folder of its files.
+    Transformers(PathBuf),
+    Gguf(PathBuf),
+}
+
+impl CachedFiles {
+    pub fn path(&self) -> &PathBuf {
+        match self {
+            Self::Transformers(path) | Self::Gguf(path) => path,
+        }
+    }
+}
+
+/// Finds a model in the cache, or downloads its small files, or those of a GGUF model. `quant` names the quantisation
+/// of GGUF files. Without it they are taken where the model has no others.
+pub fn find(
+    access: HubAccess,
+    model: &str,
+    quant: Option<&str>,
+    revision: &str,
+    progress: DownloadProgress,
+) -> Result<HubFiles, StartError> {
+    let hub = HubRequest { access, model: model.into(), revision: revision.into(), progress };
+    let place = hub.place();
+    if quant.is_none() && (place.has_config(place.commit().as_deref()) || place.gguf(None).is_none()) {
+        match find_small(&hub, &place) {
+            Ok(commit) => {
+                return Ok(HubFiles::Transformers(HubModel { hub, commit, fetching: Mutex::new(()) }));
+            }
+            Err(Failure::OnlyGguf) => {}
+            Err(failure) => return Err(failure.of(&hub)),
+        }
+    }
+    let file = match place.gguf(quant) {
+        Some(file) => file,
+        None => place.locked(|| fetch_gguf(&hub, &place, quant)).map_err(|failure| failure.of(&hub))?,
+    };
+    tracing::info!("{model}, in {}", file.display());
+    Ok(HubFiles::Gguf(file))
+}
+
+/// The files of a model that is in the cache completely. This does not contact the hub.
+pub fn cached(access: &HubAccess, model: &str, quant: Option<&str>, revision: &str) -> Option<CachedFiles> {
+    let place = CachedModel::new(access, model, revision);
+    let commit = place.commit()?;
+    if quant.is_none() && place.has_config(Some(&commit)) {
+        return place.has_weights(&commit).then(|| CachedFiles::Transformers(place.snapshot(&commit)));
+    }
+    place.gguf(quant).map(CachedFiles::Gguf)
+}
+
 /// A model of the hub at one commit, with its small files in the cache.
 pub struct HubModel {
     hub: HubRequest,
@@ -58,43 +121,6 @@ impl std::fmt::Debug for HubModel {
 }
 
 impl HubModel {
-    /// Finds `model` in the cache, or downloads its small files.
-    pub fn find(
-        access: HubAccess,
-        model: &str,
-        revision: &str,
-        progress: DownloadProgress,
-    ) -> Result<Self, StartError> {
-        let hub = HubRequest { access, model: model.into(), revision: revision.into(), progress };
-        let place = hub.place();
-        let cached = place.commit();
-        let commit = match cached {
-            Some(commit) if place.has_all(&commit, EXPECTED) => commit,
-            cached => match place.locked(|| fetch_small(&hub, &place)) {
-                Ok(commit) => commit,
-                // The cached files may be enough.
-                Err(failure) if failure.is_no_answer() && place.has_config(cached.as_deref()) => {
-                    tracing::warn!(
-                        "files of {model} may be missing in the cache, and the hub does not answer: \
-                                    {failure}"
-                    );
-                    cached.expect("it has a config")
-                }
-                Err(failure) => return Err(failure.of(&hub)),
-            },
-        };
-        tracing::info!("{model} at commit {commit}, in {}", place.snapshot(&commit).display());
-        Ok(Self { hub, commit, fetching: Mutex::new(()) })
-    }
-
-    /// The folder of `model` in the cache; `None` if it is not there completely. This does not contact the hub.
-    pub fn cached(access: &HubAccess, model: &str, revision: &str) -> Option<PathBuf> {
-        let place = CachedModel::new(access, model, revision);
-        let commit = place.commit()?;
-        let whole = place.has_all(&commit, &["config.json"]) && place.has_weights(&commit);
-        whole.then(|| place.snapshot(&commit))
-    }
-
     /// `OWNER/NAME`
     pub fn name(&self) -> &str {
         &self.hub.model
@@ -116,12 +142,51 @@ impl HubModel {
     }
 }
 
+/// The commit of a model whose small files are in the cache now.
+fn find_small(hub: &HubRequest, place: &CachedModel) -> Result<String, Failure> {
+    let model = &hub.model;
+    let cached = place.commit();
+    let commit = match cached {
+        Some(commit) if place.has_all(&commit, EXPECTED) => commit,
+        cached => match place.locked(|| fetch_small(hub, place)) {
+            Ok(commit) => commit,
+            // The cached files may be enough.
+            Err(failure) if failure.is_no_answer() && place.has_config(cached.as_deref()) => {
+                tracing::warn!("files of {model} may be missing in the cache, and the hub does not answer: {failure}");
+                cached.expect("it has a config")
+            }
+            Err(failure) => return Err(failure),
+        },
+    };
+    tracing::info!("{model} at commit {commit}, in {}", place.snapshot(&commit).display());
+    Ok(commit)
+}
+
+/// Downloads the GGUF files of a quantisation. The file with which the model begins.
+fn fetch_gguf(hub: &HubRequest, place: &CachedModel, quant: Option<&str>) -> Result<PathBuf, Failure> {
+    // The previous owner of the lock may have downloaded it.
+    if let Some(file) = place.gguf(quant) {
+        return Ok(file);
+    }
+    let listing = hub.list(&hub.revision)?;
+    let files = gguf::choose(&listing.names().collect::<Vec<_>>(), quant)?;
+    hub.fetch(&listing, place, &files.iter().map(String::as_str).collect::<Vec<_>>())?;
+    if hub.revision != listing.commit {
+        place.of_revision.create_ref(&listing.commit)?;
+    }
+    Ok(place.snapshot(&listing.commit).join(&files[0]))
+}
+
 fn fetch_small(hub: &HubRequest, place: &CachedModel) -> Result<String, Failure> {
     // The previous owner of the lock may have downloaded everything.
     if let Some(commit) = place.commit().filter(|commit| place.has_all(commit, EXPECTED)) {
         return Ok(commit);
     }
     let listing = hub.list(&hub.revision)?;
+    let has_safetensors = listing.has(SINGLE) || listing.has(INDEX);
+    if !has_safetensors && gguf::has_model(listing.names()) {
+        return Err(Failure::OnlyGguf);
+    }
     if !listing.has("config.json") {
         return Err(Failure::NoConfig);
     }
@@ -170,13 +235,16 @@ mod tests {
         let snapshot = root.join("snapshots/abc");
         fs::create_dir_all(&snapshot).unwrap();
         fs::create_dir_all(root.join("refs")).unwrap();
-        let find = || HubModel::cached(&access(cache.path()), "o/n", "main");
+        let find = || cached(&access(cache.path()), "o/n", None, "main").map(|files| files.path().clone());
         fs::write(snapshot.join("config.json"), "{}").unwrap();
         fs::write(snapshot.join(SINGLE), "").unwrap();
         assert_eq!(find(), None, "no branch of that name is known");
         fs::write(root.join("refs/main"), "abc\n").unwrap();
         assert_eq!(find().as_ref(), Some(&snapshot));
-        assert_eq!(HubModel::cached(&access(cache.path()), "o/n", "abc").as_ref(), Some(&snapshot));
+        assert_eq!(
+            cached(&access(cache.path()), "o/n", None, "abc"),
+            Some(CachedFiles::Transformers(snapshot.clone()))
+        );
 
         fs::write(snapshot.join(INDEX), r#"{"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}"#).unwrap();
         fs::write(snapshot.join("1.safetensors"), "").unwrap();

@@ -2,6 +2,7 @@
 
 use super::access::HubAccess;
 use super::failure::Failure;
+use super::gguf;
 use super::name::is_revision;
 use hf_hub::{Cache, CacheRepo, Repo, RepoType};
 use serde_json::Value;
@@ -59,6 +60,34 @@ impl CachedModel {
 
     pub fn has_config(&self, commit: Option<&str>) -> bool {
         commit.is_some_and(|commit| self.has_all(commit, &["config.json"]))
+    }
+
+    /// The files of a snapshot, also those in its folders.
+    pub fn files(&self, commit: &str) -> Vec<String> {
+        let names = |folder: &Path| -> Vec<(String, bool)> {
+            let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+            entries.filter_map(|entry| Some((entry.file_name().into_string().ok()?, entry.path().is_dir()))).collect()
+        };
+        let snapshot = self.snapshot(commit);
+        let mut files = Vec::new();
+        for (name, is_folder) in names(&snapshot) {
+            if is_folder {
+                let inner = names(&snapshot.join(&name)).into_iter();
+                files.extend(inner.map(|(file, _)| format!("{name}/{file}")));
+            } else {
+                files.push(name);
+            }
+        }
+        files.retain(|file| snapshot.join(file).is_file());
+        files
+    }
+
+    /// The file with which a GGUF model begins that is there completely.
+    pub fn gguf(&self, quant: Option<&str>) -> Option<PathBuf> {
+        let commit = self.commit()?;
+        let files = self.files(&commit);
+        let chosen = gguf::choose(&files.iter().map(String::as_str).collect::<Vec<_>>(), quant).ok()?;
+        Some(self.snapshot(&commit).join(&chosen[0]))
     }
 
     pub fn has_weights(&self, commit: &str) -> bool {

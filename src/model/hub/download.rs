@@ -79,6 +79,11 @@ impl Listing {
         self.files.iter().find(|file| file.name == name)
     }
 
+    /// The names of all files.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.files.iter().map(|file| file.name.as_str())
+    }
+
     /// Files that look like weights, a few of them.
     pub fn weights(&self) -> Vec<String> {
         let is_weights =
@@ -244,10 +249,10 @@ fn link_blob(place: &CachedModel, commit: &str, file: &RemoteFile) -> Result<boo
         return Ok(false);
     }
     let link = place.snapshot(commit).join(&file.name);
-    fs::create_dir_all(place.snapshot(commit))?;
+    fs::create_dir_all(link.parent().expect("a file is in a folder"))?;
     // A link that leads nowhere, or it would be no missing file.
     let _ = fs::remove_file(&link);
-    std::os::unix::fs::symlink(format!("../../blobs/{etag}"), &link)?;
+    std::os::unix::fs::symlink(format!("../../{}blobs/{etag}", "../".repeat(file.name.matches('/').count())), &link)?;
     Ok(true)
 }
 

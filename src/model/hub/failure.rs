@@ -21,6 +21,15 @@ pub enum Failure {
     NoSafetensors {
         files: Vec<String>,
     },
+    /// The model is in GGUF files, and in none of safetensors.
+    OnlyGguf,
+    /// No GGUF file has the quantisation, or there are several and none was asked for.
+    NoQuant {
+        quant: Option<String>,
+        found: Vec<String>,
+    },
+    /// A part of a GGUF model is not there.
+    NoSplit(String),
     BadIndex(PathBuf),
     NoShard(String),
     /// `HF_HUB_OFFLINE` is set.
@@ -123,6 +132,22 @@ impl Failure {
                  converted one",
                 if files.is_empty() { String::new() } else { format!(", but {}", files.join(", ")) }
             ),
+            Self::OnlyGguf => format!("model: '{model}' holds GGUF files only: see {page}"),
+            Self::NoQuant { found, .. } if found.is_empty() => {
+                format!("model: '{model}' holds no GGUF files at {revision}: see {page}")
+            }
+            Self::NoQuant { quant, found } => format!(
+                "model: '{model}' {}; there are {}: give one as {model}:{}",
+                match quant {
+                    Some(quant) => format!("has no GGUF file of {quant}"),
+                    None => "has GGUF files of several quantisations".into(),
+                },
+                found.join(", "),
+                found[0]
+            ),
+            Self::NoSplit(file) => {
+                format!("model: '{model}' has other parts of the GGUF file {file}, but not this one")
+            }
             Self::BadIndex(path) => format!("model: {}: no index of safetensors files", path.display()),
             Self::NoShard(shard) => format!("model: '{model}' lists {shard} in its index, but has no such file"),
             Self::Offline => format!(
@@ -157,6 +182,9 @@ impl fmt::Display for Failure {
             Self::NoRevision => f.write_str("no such revision"),
             Self::NoConfig => f.write_str("no config.json"),
             Self::NoSafetensors { .. } => f.write_str("no safetensors"),
+            Self::OnlyGguf => f.write_str("only GGUF files"),
+            Self::NoQuant { found, .. } => write!(f, "no such quantisation among {}", found.join(", ")),
+            Self::NoSplit(file) => write!(f, "{file} is missing"),
             Self::BadIndex(path) => write!(f, "{} is no index", path.display()),
             Self::NoShard(shard) => write!(f, "{shard} is missing"),
             Self::Offline => f.write_str("HF_HUB_OFFLINE is set"),

@@ -1,7 +1,9 @@
 //! The form of hub names and revisions.
 
+use super::gguf::is_quant;
+
 /// Whether `model` has the form of a hub name, `OWNER/NAME`. A path may have this form too.
-pub fn is_name(model: &str) -> bool {
+fn is_name(model: &str) -> bool {
     let is_part = |part: &str| {
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         !part.is_empty()
@@ -13,6 +15,13 @@ pub fn is_name(model: &str) -> bool {
             && !part.contains("..")
     };
     model.len() <= 96 && model.split_once('/').is_some_and(|(owner, name)| is_part(owner) && is_part(name))
+}
+
+/// Splits `OWNER/NAME:QUANT`, the name of GGUF files on the hub, into the hub's name and the quantisation, and
+/// `OWNER/NAME` into the name and none. `None` for anything else.
+pub fn split_quant(model: &str) -> Option<(&str, Option<&str>)> {
+    let (name, quant) = model.split_once(':').map_or((model, None), |(name, quant)| (name, Some(quant)));
+    (is_name(name) && quant.is_none_or(is_quant)).then_some((name, quant))
 }
 
 /// Whether `revision` can be a branch, a tag or a commit.
@@ -38,6 +47,15 @@ mod tests {
             ["demo", "/a/b", "./a", "../a", "a/", "/a", "a/b/c", "~/a", "a/..", "a//b", "a b/c", "a/b--c", "", &long]
         {
             assert!(!is_name(path), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_quantisation_stands_behind_a_name() {
+        assert_eq!(split_quant("a/b"), Some(("a/b", None)));
+        assert_eq!(split_quant("a/b-GGUF:Q4_K_M"), Some(("a/b-GGUF", Some("Q4_K_M"))));
+        for other in ["a/b:", "a:Q4_K_M", "a/b:Q4/K", "a/b:Q4:K", "./a/b:Q4_K_M"] {
+            assert_eq!(split_quant(other), None, "{other}");
         }
     }
 
