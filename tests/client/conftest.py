@@ -107,9 +107,9 @@ def wait_for(what, timeout_s=20):
 
 
 @contextlib.contextmanager
-def serving(*flags: str):
+def serving(*flags: str, model: str | None = None):
     port = free_port()
-    model = os.environ.get("PAGETIDE_MODEL", "demo")
+    model = model or os.environ.get("PAGETIDE_MODEL", "demo")
     command = [program(), "serve", "--model", model, "--port", str(port), *flags]
     with subprocess.Popen(command) as process:
         try:
