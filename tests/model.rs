@@ -2,6 +2,8 @@
 //! the errors of broken checkpoints.
 
 mod common;
+#[path = "model/quantized.rs"]
+mod quantized;
 
 #[path = "common/checks.rs"]
 mod checks;

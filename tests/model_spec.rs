@@ -2,6 +2,7 @@
 
 use pagetide_backend::{Activation, DType, NormKind};
 use pagetide_model::files::ModelFiles;
+use pagetide_model::quantized::scheme::{CompressedCoding, CompressedWeights, GptqScheme, QuantScheme, ScaleSpan};
 use pagetide_model::spec::{ModelSpec, NormPlacement, PositionSpec, RopeScaling, RopeSpec};
 use serde_json::{Value, json};
 use std::fs;
@@ -430,9 +431,115 @@ fn names_the_model_that_is_not_supported() {
 }
 
 #[test]
+fn reads_quantization_in_all_its_spellings() {
+    let scheme = |quantization: Value| configured(llama(json!({"quantization_config": quantization}))).quantization;
+    assert_eq!(configured(llama(json!({}))).quantization, None);
+    assert_eq!(scheme(json!(null)), None);
+
+    let gptq = json!({"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": {"-:.*down": {}}});
+    let v1 = GptqScheme { bits: 4, group_size: Some(128), symmetric: true, desc_act: false, is_v1: true };
+    assert_eq!(scheme(gptq.clone()), Some(QuantScheme::Gptq(v1)));
+    let more = json!({"bits": 8, "group_size": -1, "sym": false, "desc_act": true, "format": "gptq_v2"});
+    let v2 = GptqScheme { bits: 8, group_size: None, symmetric: false, desc_act: true, is_v1: false };
+    assert_eq!(scheme(with(gptq, more)), Some(QuantScheme::Gptq(v2)));
+
+    let awq = Some(QuantScheme::Awq { group_size: Some(64) });
+    assert_eq!(scheme(json!({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm"})), awq);
+    assert_eq!(scheme(json!({"quant_method": "awq", "w_bit": 4, "q_group_size": 64, "version": "GEMM"})), awq);
+
+    let fp8 = json!({"quant_method": "fp8", "weight_block_size": [128, 64], "activation_scheme": "dynamic"});
+    assert_eq!(scheme(fp8), Some(QuantScheme::Fp8 { block: Some([128, 64]) }));
+    assert_eq!(scheme(json!({"quant_method": "fp8"})), Some(QuantScheme::Fp8 { block: None }));
+
+    let compressed = json!({
+        "quant_method": "compressed-tensors", "format": "mixed-precision", "sparsity_config": {}, "transform_config": {},
+        "config_groups": {
+            "a": {"format": "pack-quantized", "weights": {"num_bits": 4, "type": "int", "group_size": 128}},
+            "b": {"format": "float-quantized", "weights": {
+                "num_bits": 8, "type": "float", "strategy": "block", "block_structure": "128x64"}},
+            "c": {"format": "int-quantized", "weights": {
+                "num_bits": 8, "type": "int", "strategy": "channel", "symmetric": false}},
+            "d": {"weights": null, "input_activations": {"num_bits": 8}},
+        },
+    });
+    let group = |coding, symmetric, span| CompressedWeights { coding, symmetric, span };
+    let expected = vec![
+        group(CompressedCoding::Packed { bits: 4 }, true, ScaleSpan::Group(128)),
+        group(CompressedCoding::Floats, true, ScaleSpan::Block([128, 64])),
+        group(CompressedCoding::Bytes, false, ScaleSpan::Channel),
+    ];
+    assert_eq!(scheme(compressed), Some(QuantScheme::CompressedTensors(expected)));
+}
+
+#[test]
+fn refuses_quantization_that_it_does_not_know() {
+    let refused_with = |quantization: Value, message: &str| {
+        refused(llama(json!({"quantization_config": quantization})), message);
+    };
+    refused_with(json!("awq"), "quantization_config: not an object");
+    refused_with(
+        json!({}),
+        "quantization_config.quant_method: missing; supported are compressed-tensors, gptq, awq and",
+    );
+    let method = |name: &str, more: Value| with(json!({"quant_method": name}), more);
+    let other = method("bitsandbytes", json!({"load_in_4bit": true}));
+    refused_with(other, "quantization_config.quant_method: 'bitsandbytes' is not supported; supported are");
+
+    refused_with(
+        method("gptq", json!({})),
+        "quantization_config.bits: unknown bits are not supported; supported: 4, 8",
+    );
+    refused_with(method("gptq", json!({"bits": 3})), "bits: 3 bits are not supported; supported: 4, 8");
+    for size in [json!(0), json!(-2), json!(1u64 << 40), json!(1.5), json!("128")] {
+        let message = format!("group_size: {size} is neither -1 nor a whole number from 1");
+        refused_with(method("gptq", json!({"bits": 4, "group_size": size})), &message);
+    }
+    let marlin = method("gptq", json!({"bits": 4, "checkpoint_format": "marlin"}));
+    refused_with(marlin, "checkpoint_format: 'marlin' is not supported; supported: gptq, gptq_v2");
+    let dynamic = method("gptq", json!({"bits": 4, "dynamic": {"-:.*down": {}, "+:.*up": {"bits": 8}}}));
+    refused_with(dynamic, "dynamic: modules with settings of their own ('+:.*up')");
+
+    refused_with(method("awq", json!({"bits": 8})), "bits: 8 bits are not supported; supported: 4");
+    refused_with(method("awq", json!({"bits": 4, "version": "gemv"})), "version: 'gemv' is not supported; supported: ");
+    refused_with(method("awq", json!({"bits": 4, "zero_point": false})), "zero_point: false is not supported");
+
+    refused_with(method("fp8", json!({"fmt": "e5m2"})), "fmt: 'e5m2' is not supported; supported: e4m3");
+    for block in [json!([128]), json!([128, 0]), json!([128, -1]), json!([1u64 << 40, 1]), json!("128"), json!(128)] {
+        refused_with(
+            method("fp8", json!({"weight_block_size": block})),
+            "weight_block_size: not two whole numbers from 1",
+        );
+    }
+
+    let compressed = |format: &str, weights: Value| {
+        method("compressed-tensors", json!({"format": format, "config_groups": {"group_0": {"weights": weights}}}))
+    };
+    refused_with(method("compressed-tensors", json!({})), "config_groups: missing or empty");
+    refused_with(
+        compressed("nvfp4-pack-quantized", json!({"num_bits": 4})),
+        "format: 'nvfp4-pack-quantized' is not supported; supported: pack-quantized, int-quantized, float-quantized",
+    );
+    let weights = |more: Value| with(json!({"num_bits": 4, "strategy": "channel"}), more);
+    let packed = |more: Value| compressed("pack-quantized", weights(more));
+    refused_with(packed(json!({"num_bits": 2})), "config_groups.*.weights.num_bits: 2 bits are not supported");
+    refused_with(packed(json!({"strategy": "tensor_group"})), "weights.strategy: 'tensor_group' is not supported");
+    refused_with(
+        packed(json!({"strategy": "tensor", "symmetric": false})),
+        "weights.symmetric: false is supported for",
+    );
+    refused_with(packed(json!({"type": "float"})), "weights.type: contradicts the format pack-quantized");
+    refused_with(packed(json!({"strategy": "block"})), "weights.block_structure: missing");
+    refused_with(compressed("int-quantized", weights(json!({}))), "weights.num_bits: 4 bits are not supported");
+    let sparse = with(packed(json!({})), json!({"sparsity_config": {"format": "sparse-24-bitmask"}}));
+    refused_with(sparse, "sparsity_config: sparse or transformed weights are not supported");
+
+    let gpt2 = json!({"architectures": ["GPT2LMHeadModel"], "torch_dtype": "float32", "quantization_config": {
+        "quant_method": "gptq", "bits": 4}});
+    refused(gpt2, "quantization_config: quantised GPT-2 is not supported");
+}
+
+#[test]
 fn refuses_what_it_would_compute_wrongly() {
-    refused(llama(json!({"quantization_config": {"quant_method": "gptq"}})), "quantized checkpoints are not supported");
-    refused(llama(json!({"quantization_config": {"quant_method": "gptq"}})), "gptq");
     refused(llama(json!({"hidden_act": "mish"})), "hidden_act: 'mish' is not supported; supported are silu");
     refused(llama(json!({"torch_dtype": "float8_e4m3fn"})), "torch_dtype: 'float8_e4m3fn' is not supported");
     refused(llama(json!({"partial_rotary_factor": 0.5})), "partial_rotary_factor: 0.5 is not supported");

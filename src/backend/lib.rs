@@ -43,6 +43,9 @@ pub struct Heads<'a, B: Backend + ?Sized> {
 /// Each of these may return before its work is done. `finish_step` waits for the work and returns the results. Up to
 /// [`MAX_STEPS_IN_FLIGHT`] steps may have been ended but not yet finished.
 pub trait Backend {
+    /// Whether it reads the elements of tensors that it is given. If not, the elements may be zeros.
+    const READS_ELEMENTS: bool = true;
+
     /// A weight matrix `[n, k]`, in the backend's own layout.
     type Matrix;
     /// A small float32 vector: a norm's weight, a bias.

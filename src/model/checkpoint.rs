@@ -31,6 +31,15 @@ struct TensorEntry {
     range: Range<usize>,
 }
 
+/// A tensor as it is in the file, of any type.
+#[derive(Clone, Copy)]
+pub(crate) struct StoredTensor<'c> {
+    /// In the words of the file.
+    pub type_name: &'c str,
+    pub shape: &'c [usize],
+    pub bytes: &'c [u8],
+}
+
 /// Maximum number of shards. Each is a memory mapping, and a process may have about 65,000. Published checkpoints have
 /// a few hundred.
 const MAX_SHARDS: usize = 10_000;
@@ -193,6 +202,12 @@ impl Checkpoint {
         })?;
         let (cols, rows) = shape.split_last().map_or((1, 1), |(cols, rest)| (*cols, rest.iter().product()));
         Ok(HostTensor { format, rows, cols, bytes: &bytes[entry.range.clone()] })
+    }
+
+    /// The tensor of this name, if there is one.
+    pub(crate) fn stored(&self, name: &str) -> Option<StoredTensor<'_>> {
+        let TensorEntry { file, type_name, shape, range, .. } = self.tensors.get(name)?;
+        Some(StoredTensor { type_name, shape, bytes: &self.files[*file].1[range.clone()] })
     }
 
     /// Adds to `hasher` what tells this checkpoint from others: the name, the type and the shape of each tensor, and

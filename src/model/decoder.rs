@@ -1,6 +1,7 @@
 //! The forward pass: one decoder for all families.
 
 use crate::checkpoint::Checkpoint;
+use crate::quantized::Conversions;
 use crate::rope;
 use crate::spec::{ModelSpec, NormPlacement, PositionSpec, RopeSpec};
 use crate::weights::{LinearLayer, Mlp, Weights, WeightsProgress};
@@ -66,8 +67,7 @@ impl<B: Backend> Decoder<B> {
         };
         let windowed_rope = spec.windowed_rope.as_ref().map(table).transpose()?;
         let weights = Weights::load(checkpoint, &spec, dtype, backend, progress)?;
-        let is_quantized = checkpoint.is_some_and(|checkpoint| !checkpoint.quantized().is_empty());
-        let operand = if is_quantized { DType::F32 } else { dtype };
+        let operand = if weights.are_quantized { DType::F32 } else { dtype };
         let residual = Residual::new(&spec, operand, max_rows, backend)?;
         let work = DecoderWorkspace::new(&spec, operand, (max_rows, max_logit_rows), backend)?;
         Ok(Self { spec, dtype, max_rows, max_logit_rows, weights, rope, windowed_rope, residual, work })
@@ -75,6 +75,11 @@ impl<B: Backend> Decoder<B> {
 
     pub fn spec(&self) -> &ModelSpec {
         &self.spec
+    }
+
+    /// What the load converted.
+    pub fn conversions(&self) -> &Conversions {
+        &self.weights.conversions
     }
 
     /// The layout of this model's KV cache. K and V have the precision of the weights.

@@ -48,6 +48,8 @@ impl DryBackend {
 const COMPUTES_NOTHING: &str = "a dry backend is only loaded onto";
 
 impl Backend for DryBackend {
+    const READS_ELEMENTS: bool = false;
+
     type Matrix = ();
     type Vector = ();
     type Tensor = ();

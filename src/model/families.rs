@@ -11,6 +11,7 @@ mod learned;
 mod llama;
 mod parts;
 mod phi;
+mod quantization;
 mod rope;
 
 use crate::files::ModelFiles;
@@ -97,20 +98,18 @@ pub fn parse(config: &Map<String, Value>, dtype: DType) -> Result<ModelSpec, Sta
         Some(text) => Fields { members: text, path: "text_config." },
         None => Fields { members: config, path: "" },
     };
-    if let Some(quantization) = config.get("quantization_config") {
-        let method = quantization.get("quant_method").and_then(Value::as_str).unwrap_or("unknown");
-        return Err(config.error(
-            "quantization_config",
-            format!("quantized checkpoints are not supported (this one: {method}); use one in bf16, fp16 or fp32"),
-        ));
+    let quantization = quantization::quantization(&config)?;
+    if family == Family::Gpt2 && quantization.is_some() {
+        return Err(config.error("quantization_config", "quantised GPT-2 is not supported"));
     }
-    match family {
+    let spec = match family {
         Family::Opt => learned::opt(&config, dtype),
         Family::Gpt2 => learned::gpt2(&config, dtype),
         Family::Phi3 => phi::phi3(&config, dtype),
         Family::Gemma2 | Family::Gemma3 => gemma::gemma(&config, family, dtype),
         family => llama::llama_like(&config, family, dtype),
-    }
+    }?;
+    Ok(ModelSpec { quantization, ..spec })
 }
 
 /// The text part of a configuration for text and images, with the outer settings that apply to both.

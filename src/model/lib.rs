@@ -13,6 +13,7 @@ pub mod loader;
 mod names;
 pub mod null;
 pub mod options;
+pub mod quantized;
 pub mod rope;
 pub mod runner;
 pub mod spec;

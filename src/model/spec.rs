@@ -1,5 +1,6 @@
 //! A model as data: the differences between families that the one forward pass reads.
 
+use crate::quantized::scheme::QuantScheme;
 use pagetide_backend::{Activation, AttentionShape, DType, ExpertsShape, KvLayout, NormKind};
 use pagetide_base::error::StartError;
 use pagetide_base::ids::TokenId;
@@ -53,6 +54,8 @@ pub struct ModelSpec {
     pub bos_token_id: Option<TokenId>,
     /// Tokens that end a generation: those of generation_config.json, then those of config.json.
     pub eos_token_ids: Vec<TokenId>,
+    /// How the checkpoint is quantised, unless it is a GGUF file, whose tensors say it themselves.
+    pub quantization: Option<QuantScheme>,
 }
 
 /// How positions enter the model.

@@ -3,8 +3,10 @@
 
 use crate::checkpoint::Checkpoint;
 use crate::names::{TensorNames, TensorNaming};
+use crate::quantized::scheme::QuantScheme;
+use crate::quantized::{self, Conversions, QuantModule};
 use crate::spec::{ExpertsSpec, Family, ModelSpec, NormPlacement, PositionSpec};
-use pagetide_backend::{Backend, DType, Experts, HostTensor, Norm, NormKind};
+use pagetide_backend::{Backend, DType, Experts, HostTensor, Norm, NormKind, WeightFormat};
 use pagetide_base::error::StartError;
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -60,6 +62,9 @@ pub struct Weights<B: Backend> {
     pub final_norm: Option<Norm<B::Vector>>,
     /// `[vocab, embed]`. `None`: the embeddings are used.
     pub lm_head: Option<B::Matrix>,
+    /// Some matrices were quantised when the backend got them.
+    pub are_quantized: bool,
+    pub conversions: Conversions,
 }
 
 impl<B: Backend> Weights<B> {
@@ -82,7 +87,7 @@ impl<B: Backend> Weights<B> {
     ) -> Result<Self, StartError> {
         let naming = checkpoint.map_or(TensorNaming::Transformers, Checkpoint::naming);
         let names = TensorNames::of(spec.family, naming);
-        let mut loader = Loader::new(checkpoint, names, spec.attention.head_dim, dtype, backend, progress);
+        let mut loader = Loader::new(checkpoint, names, spec, dtype, backend, progress);
         let (vocab, hidden, embed) = (spec.vocab_size, spec.hidden_size, spec.embed_size);
         let projected = embed != hidden;
 
@@ -99,8 +104,18 @@ impl<B: Backend> Weights<B> {
         let final_norm = spec.norm.is_final.then(|| loader.norm(spec, names.final_norm)).transpose()?;
         let project_out = projected.then(|| loader.matrix(&[(names.project_out, embed)], hidden)).transpose()?;
         let lm_head = (!spec.tied_embeddings).then(|| loader.matrix(&[(names.lm_head, vocab)], embed)).transpose()?;
-        loader.finish(spec)?;
-        Ok(Self { embeddings, positions, project_in, project_out, layers, final_norm, lm_head })
+        let (are_quantized, conversions) = loader.finish()?;
+        Ok(Self {
+            embeddings,
+            positions,
+            project_in,
+            project_out,
+            layers,
+            final_norm,
+            lm_head,
+            are_quantized,
+            conversions,
+        })
     }
 }
 
@@ -115,10 +130,16 @@ fn parts<'n>(names: &[&'n str], rows: &[usize]) -> Vec<(&'n str, usize)> {
     }
 }
 
-/// A tensor of the checkpoint, with the rows in our order.
+/// A tensor of the checkpoint, with the rows in our order, and in a format that backends read.
 struct OrderedTensor<'a> {
     stored: HostTensor<'a>,
     bytes: Cow<'a, [u8]>,
+}
+
+impl<'a> From<HostTensor<'a>> for OrderedTensor<'a> {
+    fn from(stored: HostTensor<'a>) -> Self {
+        Self { stored, bytes: Cow::Borrowed(stored.bytes) }
+    }
 }
 
 impl OrderedTensor<'_> {
@@ -141,7 +162,7 @@ fn half_split(tensor: &HostTensor<'_>, head_dim: usize) -> Vec<u8> {
 struct Loader<'a, B: Backend> {
     checkpoint: Option<&'a Checkpoint>,
     names: &'static TensorNames,
-    head_dim: usize,
+    spec: &'a ModelSpec,
     dtype: DType,
     backend: &'a B,
     progress: &'a mut WeightsProgress<'a>,
@@ -154,13 +175,15 @@ struct Loader<'a, B: Backend> {
     total_bytes: u64,
     /// Number of random matrices so far. Each has its own seed.
     num_random: u64,
+    are_quantized: bool,
+    conversions: Conversions,
 }
 
 impl<'a, B: Backend> Loader<'a, B> {
     fn new(
         checkpoint: Option<&'a Checkpoint>,
         names: &'static TensorNames,
-        head_dim: usize,
+        spec: &'a ModelSpec,
         dtype: DType,
         backend: &'a B,
         progress: &'a mut WeightsProgress<'a>,
@@ -175,7 +198,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         Self {
             checkpoint,
             names,
-            head_dim,
+            spec,
             dtype,
             backend,
             progress,
@@ -185,6 +208,8 @@ impl<'a, B: Backend> Loader<'a, B> {
             done_bytes: 0,
             total_bytes,
             num_random: 0,
+            are_quantized: false,
+            conversions: Conversions::default(),
         }
     }
 
@@ -257,16 +282,17 @@ impl<'a, B: Backend> Loader<'a, B> {
                 if self.names.stacked_experts {
                     let name = self.full_name(name, "weight");
                     let all = checkpoint.tensor(&name, &[count, *rows, cols])?;
-                    tensors.push(all.row_range(expert * rows..(expert + 1) * rows));
+                    tensors.push(all.row_range(expert * rows..(expert + 1) * rows).into());
                     names.extend((expert == 0).then_some(name));
                 } else {
                     let name = self.full_name(&format!("{}.{expert}.{name}", self.names.experts), "weight");
-                    tensors.push(checkpoint.tensor(&name, &[*rows, cols])?);
-                    names.push(name);
+                    let (found, tensor) = self.weight(checkpoint, name, [*rows, cols])?;
+                    tensors.push(tensor);
+                    names.extend(found);
                 }
             }
         }
-        let matrices = self.backend.matrices(count, &tensors, self.dtype)?;
+        let matrices = self.backend.matrices(count, &self.given(&tensors), self.dtype)?;
         self.finish_tensors(checkpoint, names)?;
         Ok(matrices)
     }
@@ -362,9 +388,8 @@ impl<'a, B: Backend> Loader<'a, B> {
             self.num_random += 1;
             return make_random(self.backend, rows, cols, self.dtype, self.num_random);
         };
-        let (names, ordered) = self.read(checkpoint, parts, "weight", |rows| vec![rows, cols])?;
-        let tensors: Vec<_> = ordered.iter().map(OrderedTensor::tensor).collect();
-        let matrix = make(self.backend, &tensors, self.dtype)?;
+        let (names, ordered) = self.read(checkpoint, parts, "weight", Some(cols))?;
+        let matrix = make(self.backend, &self.given(&ordered), self.dtype)?;
         self.finish_tensors(checkpoint, names)?;
         Ok(matrix)
     }
@@ -374,32 +399,67 @@ impl<'a, B: Backend> Loader<'a, B> {
             let value = if ending == "bias" { 0.0 } else { 1.0 };
             return self.constant(value, parts.iter().map(|(_, cols)| cols).sum());
         };
-        let (names, ordered) = self.read(checkpoint, parts, ending, |len| vec![len])?;
+        let (names, ordered) = self.read(checkpoint, parts, ending, None)?;
         let tensors: Vec<_> = ordered.iter().map(OrderedTensor::tensor).collect();
         let vector = self.backend.vector(&tensors)?;
         self.finish_tensors(checkpoint, names)?;
         Ok(vector)
     }
 
-    /// The tensors of `parts`, with their full names.
+    /// The tensors that a backend gets.
+    fn given<'t>(&mut self, tensors: &'t [OrderedTensor<'_>]) -> Vec<HostTensor<'t>> {
+        let is_quantized = |tensor: &OrderedTensor<'_>| matches!(tensor.stored.format, WeightFormat::Quantized(_));
+        self.are_quantized |= tensors.iter().any(is_quantized);
+        tensors.iter().map(OrderedTensor::tensor).collect()
+    }
+
+    /// The tensors of `parts`: matrices with so many columns, or vectors. Also returns the names in the checkpoint.
     fn read(
-        &self,
+        &mut self,
         checkpoint: &'a Checkpoint,
         parts: &[(&str, usize)],
         ending: &str,
-        shape: impl Fn(usize) -> Vec<usize>,
+        cols: Option<usize>,
     ) -> Result<(Vec<String>, Vec<OrderedTensor<'a>>), StartError> {
-        let read = |(name, rows): &(&str, usize)| {
+        let (mut names, mut tensors) = (Vec::new(), Vec::new());
+        for (name, rows) in parts {
             let full_name = self.full_name(name, ending);
-            let stored = checkpoint.tensor(&full_name, &shape(*rows))?;
-            let bytes = match self.names.interleaved.contains(name) {
-                // A vector is one row.
-                true => Cow::Owned(half_split(&HostTensor { rows: *rows, ..stored }, self.head_dim)),
-                false => Cow::Borrowed(stored.bytes),
+            let (found, mut tensor) = match cols {
+                Some(cols) => self.weight(checkpoint, full_name, [*rows, cols])?,
+                None => {
+                    let vector = checkpoint.tensor(&full_name, &[*rows])?;
+                    (vec![full_name], vector.into())
+                }
             };
-            Ok((full_name, OrderedTensor { stored, bytes }))
+            if self.names.interleaved.contains(name) {
+                // A vector is one row.
+                let stored = HostTensor { rows: *rows, ..tensor.tensor() };
+                let bytes = half_split(&stored, self.spec.attention.head_dim);
+                tensor.bytes = Cow::Owned(bytes);
+            }
+            names.extend(found);
+            tensors.push(tensor);
+        }
+        Ok((names, tensors))
+    }
+
+    /// A matrix `[rows, cols]`, and the names of what the checkpoint stores for it. `name` is that of a plain weight.
+    fn weight(
+        &mut self,
+        checkpoint: &'a Checkpoint,
+        name: String,
+        [rows, cols]: [usize; 2],
+    ) -> Result<(Vec<String>, OrderedTensor<'a>), StartError> {
+        let module = name.strip_suffix(".weight").unwrap_or(&name);
+        let find = |scheme: &QuantScheme| QuantModule::find(checkpoint, scheme, module, [rows, cols], self.dtype);
+        let Some(module) = self.spec.quantization.as_ref().map(find).transpose()?.flatten() else {
+            let stored = checkpoint.tensor(&name, &[rows, cols])?;
+            return Ok((vec![name], stored.into()));
         };
-        parts.iter().map(read).collect()
+        self.conversions.add(&module);
+        let bytes = if B::READS_ELEMENTS { module.convert()? } else { vec![0; module.held_bytes()] };
+        let stored = HostTensor { format: module.format(), rows, cols, bytes: &[] };
+        Ok((module.tensors().to_vec(), OrderedTensor { stored, bytes: Cow::Owned(bytes) }))
     }
 
     fn full_name(&self, name: &str, ending: &str) -> String {
@@ -422,15 +482,19 @@ impl<'a, B: Backend> Loader<'a, B> {
 
     /// An unused bias would give wrong answers without an error. So an unused tensor of a layer is an error; other
     /// unused tensors, such as heads for other purposes, are logged.
-    fn finish(self, spec: &ModelSpec) -> Result<(), StartError> {
+    ///
+    /// Returns whether matrices are quantised, and what was converted.
+    fn finish(self) -> Result<(bool, Conversions), StartError> {
+        let Self { spec, are_quantized, .. } = self;
+        let Some(checkpoint) = self.checkpoint else { return Ok((are_quantized, self.conversions)) };
         let is_known = |name: &str| {
             // Older checkpoints store the inputs of the rotary embedding, and those of GPT-2 the causal mask.
             name.ends_with("rotary_emb.inv_freq")
                 || (spec.tied_embeddings && name.ends_with("lm_head.weight"))
                 || (spec.family == Family::Gpt2 && (name.ends_with("attn.bias") || name.ends_with("attn.masked_bias")))
+                || (spec.quantization.is_some() && quantized::changes_nothing(checkpoint, name))
         };
         let is_vision = |name: &str| ["vision_tower.", "multi_modal_projector."].iter().any(|part| name.contains(part));
-        let Some(checkpoint) = self.checkpoint else { return Ok(()) };
         let unused = checkpoint.names().filter(|name| !self.used.contains(*name) && !is_known(name));
         let (vision, left): (BTreeSet<_>, BTreeSet<_>) = unused.partition(|name| is_vision(name));
         if !vision.is_empty() {
@@ -448,6 +512,10 @@ impl<'a, B: Backend> Loader<'a, B> {
         if !left.is_empty() {
             tracing::warn!(tensors = ?left, "the checkpoint has tensors that this model does not use");
         }
-        (self.progress)(self.total_bytes, self.total_bytes)
+        if !self.conversions.is_empty() {
+            tracing::info!("the weights are converted: {}", self.conversions);
+        }
+        (self.progress)(self.total_bytes, self.total_bytes)?;
+        Ok((are_quantized, self.conversions))
     }
 }

@@ -61,6 +61,7 @@ pub(super) fn gemma(config: &Fields, family: Family, dtype: DType) -> Result<Mod
         dtype,
         bos_token_id: config.token_ids_or("bos_token_id", Some(2))?.first().copied(),
         eos_token_ids: config.token_ids_or("eos_token_id", Some(1))?,
+        quantization: None,
     })
 }
 

@@ -43,6 +43,7 @@ pub(super) fn opt(config: &Fields, dtype: DType) -> Result<ModelSpec, StartError
         dtype,
         bos_token_id: config.token_ids_or("bos_token_id", Some(2))?.first().copied(),
         eos_token_ids: config.token_ids_or("eos_token_id", Some(2))?,
+        quantization: None,
     })
 }
 
@@ -97,5 +98,6 @@ pub(super) fn gpt2(config: &Fields, dtype: DType) -> Result<ModelSpec, StartErro
         dtype,
         bos_token_id: config.token_ids_or("bos_token_id", Some(50_256))?.first().copied(),
         eos_token_ids: config.token_ids_or("eos_token_id", Some(50_256))?,
+        quantization: None,
     })
 }

@@ -69,6 +69,7 @@ pub fn llama_like(config: &Fields, family: Family, dtype: DType) -> Result<Model
         dtype,
         bos_token_id: config.token_ids_or("bos_token_id", bos)?.first().copied(),
         eos_token_ids: config.token_ids_or("eos_token_id", eos)?,
+        quantization: None,
     })
 }
 

@@ -37,5 +37,6 @@ pub(super) fn phi3(config: &Fields, dtype: DType) -> Result<ModelSpec, StartErro
         dtype,
         bos_token_id: config.token_ids_or("bos_token_id", Some(1))?.first().copied(),
         eos_token_ids: config.token_ids_or("eos_token_id", Some(32_000))?,
+        quantization: None,
     })
 }

@@ -8,6 +8,7 @@ use crate::decoder::Decoder;
 use crate::dry::DryBackend;
 use crate::files::ModelFiles;
 use crate::options::{DeviceKind, LoadFormat, LoadOptions};
+use crate::quantized::Conversions;
 use crate::spec::ModelSpec;
 use pagetide_backend::cuda::driver;
 use pagetide_base::error::StartError;
@@ -35,23 +36,25 @@ impl LoadTarget {
     }
 }
 
-/// Checks that every tensor exists with the shape in `spec`, and that the CPU's memory could hold the model.
+/// Checks that every tensor exists with the shape in `spec`, and that the CPU's memory could hold the model. Returns what
+/// a load would convert.
 pub fn check(
     options: &LoadOptions,
     files: &ModelFiles,
     spec: &ModelSpec,
     target: LoadTarget,
-) -> Result<(), StartError> {
+) -> Result<Conversions, StartError> {
     let (dtype, max_model_len) = (dtype(options, spec), max_model_len(options, spec));
     spec.check_max_model_len(max_model_len)?;
     let layout = spec.kv_layout(options.block_size, dtype);
+    let mut conversions = Conversions::default();
     if target != LoadTarget::Nowhere {
         let batched_tokens = options.batched_tokens;
         let max_rows = if target == LoadTarget::Gpu { batched_tokens.gpu } else { batched_tokens.cpu };
         let backend = DryBackend::default();
         let checkpoint = checkpoint(options, files)?;
         // The load itself warns about unused tensors.
-        with_default(NoSubscriber::default(), || {
+        let decoder = with_default(NoSubscriber::default(), || {
             Decoder::load(
                 checkpoint.as_ref(),
                 spec.clone(),
@@ -63,6 +66,7 @@ pub fn check(
                 &mut |_, _| Ok(()),
             )
         })?;
+        conversions = decoder.conversions().clone();
         if target == LoadTarget::Cpu {
             pagetide_backend::cpu::check_layout(&layout)?;
             memory::check_memory(backend.bytes())?;
@@ -72,5 +76,5 @@ pub fn check(
         let budget = memory::available_memory_budget(options);
         pool_sizes(options, layout, max_model_len, memory::spare_swap_bytes(), budget)?;
     }
-    Ok(())
+    Ok(conversions)
 }

@@ -62,7 +62,7 @@ fn load_onto<B: Backend + 'static>(
 
     let checkpoint = checkpoint(options, files)?;
     let quantized = checkpoint.as_ref().filter(|checkpoint| !checkpoint.quantized().is_empty());
-    let weights_bytes = quantized.map_or(spec.weights_bytes(dtype), Checkpoint::total_bytes);
+    let stored_bytes = quantized.map_or(spec.weights_bytes(dtype), Checkpoint::total_bytes);
     let decoder = Decoder::load(
         checkpoint.as_ref(),
         spec,
@@ -73,6 +73,7 @@ fn load_onto<B: Backend + 'static>(
         &backend,
         progress,
     )?;
+    let weights_bytes = decoder.conversions().weights_bytes(stored_bytes, dtype);
     let pools = pool_sizes(options, layout, max_model_len, spare_swap_bytes(), available_memory_budget(options))?;
     let runner = ModelRunner::new(backend, decoder, pools)?;
     let loaded = LoadedModel {
