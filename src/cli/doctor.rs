@@ -57,6 +57,9 @@ struct DoctorReport {
     kernel_cache: Finding<KernelCacheFacts>,
     /// The location of the configured model.
     model: Finding<String>,
+    /// How a start would convert the weights, if it has to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    conversions: Option<String>,
     /// The device that a start would use: `cuda (NVIDIA H100 80GB HBM3)`.
     runs_on: Option<String>,
     /// What would stop a start.
@@ -167,11 +170,14 @@ impl DoctorReport {
         };
         let no_device = runs_on.as_ref().err().map(|why| format!("device.kind = {}: {why}", device.kind));
         let model = files::whereabouts(&config.model.source());
-        let no_model = match &model {
-            Ok(_) => preflight::check_model(config, LoadTarget::of(&config.load_options())).err(),
-            Err(error) => Some(StartError::new(error.to_string())),
+        let checked = match &model {
+            Ok(_) => preflight::check_model(config, LoadTarget::of(&config.load_options())),
+            Err(error) => Err(StartError::new(error.to_string())),
         };
-        let no_model = no_model.map(|error| error.to_string());
+        let (conversions, no_model) = match checked {
+            Ok(conversions) => ((!conversions.is_empty()).then(|| conversions.to_string()), None),
+            Err(error) => (None, Some(error.to_string())),
+        };
         Self {
             version: env!("CARGO_PKG_VERSION"),
             device_kind: device.kind.name(),
@@ -182,6 +188,7 @@ impl DoctorReport {
             cpu,
             kernel_cache: cache(options),
             model: Finding::new(model),
+            conversions,
             runs_on: runs_on.ok(),
             problems: no_device.into_iter().chain(no_model).collect(),
         }
@@ -338,6 +345,9 @@ impl Display for DoctorReport {
         writeln!(f, "CPU       {}", self.cpu)?;
         writeln!(f, "kernels   {}", self.kernel_cache)?;
         writeln!(f, "model     {}", self.model)?;
+        if let Some(conversions) = &self.conversions {
+            writeln!(f, "weights   converted: {conversions}")?;
+        }
         match &self.runs_on {
             Some(device) if self.problems.is_empty() => {
                 writeln!(f, "\nReady to start: it would run on {device}.")

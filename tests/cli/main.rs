@@ -1,5 +1,6 @@
 //! The program as a user meets it: the binary, its exit status, its files, its signals. All with the demo model.
 
+mod doctor;
 mod live;
 mod manual;
 mod operate;
