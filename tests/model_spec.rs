@@ -543,8 +543,10 @@ fn refuses_what_it_would_compute_wrongly() {
     refused(llama(json!({"hidden_act": "mish"})), "hidden_act: 'mish' is not supported; supported are silu");
     refused(llama(json!({"torch_dtype": "float8_e4m3fn"})), "torch_dtype: 'float8_e4m3fn' is not supported");
     refused(llama(json!({"partial_rotary_factor": 0.5})), "partial_rotary_factor: 0.5 is not supported");
-    let unknown = json!({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}});
-    refused(llama(unknown), "rope_scaling.rope_type: 'longrope' is not supported; supported are default, linear");
+    let unknown = json!({"rope_scaling": {"rope_type": "ntk", "factor": 2.0}});
+    refused(llama(unknown), "rope_scaling.rope_type: 'ntk' is not supported; supported are default, linear");
+    let incomplete = json!({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}});
+    refused(llama(incomplete), "rope_scaling.original_max_position_embeddings: missing");
     let nested = json!({"rope_parameters": {"full_attention": {"rope_type": "default"}}});
     refused(llama(nested), "rope_parameters.full_attention: positions that differ between layers");
 }

@@ -455,7 +455,10 @@ mod tests {
         open_folder(folder.path()).unwrap();
         for folder in [folder.path(), &of_caller] {
             assert!(!folder.join(&temporary).exists());
-            assert_eq!(fs::read_dir(folder).unwrap().filter(|entry| entry.as_ref().unwrap().path().is_file()).count(), 2);
+            assert_eq!(
+                fs::read_dir(folder).unwrap().filter(|entry| entry.as_ref().unwrap().path().is_file()).count(),
+                2
+            );
         }
     }
 }

@@ -52,7 +52,7 @@ fn argmax(logits: &[f32]) -> u32 {
 }
 
 #[track_caller]
-fn assert_close(found: f32, expected: f32, tolerance: f32, what: &str) {
+pub fn assert_close(found: f32, expected: f32, tolerance: f32, what: &str) {
     assert!((found - expected).abs() <= tolerance, "{what}: {found} instead of {expected}");
 }
 

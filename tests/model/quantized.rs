@@ -1,8 +1,9 @@
 //! Quantised checkpoints against transformers and the weights that their codes stand for, `tests/data/quantized`
 //! (`scripts/make_quantized_models.py`).
 
-use super::common::{self, Driver, Sequence, Settings, logprob};
-use super::{Copy, alone, assert_close, directory, golden, isas, mixed, mixed_at_random, settings};
+use super::Copy;
+use super::checks::{GoldenModel, alone, assert_close, directory, isas, mixed, mixed_at_random, settings};
+use super::common::{self, Sequence, Settings, logprob};
 use pagetide::backend::{DType, HostTensor};
 use pagetide::model::files::ModelFiles;
 use pagetide::model::quantized::QuantModule;
@@ -68,8 +69,8 @@ fn a_load_counts_the_bytes_after_the_conversion() {
 #[test]
 fn weights_without_kernels_are_exact() {
     for (model, ..) in MODELS.into_iter().filter(|(.., is_exact)| *is_exact) {
-        isas().for_each(|isa| alone(&path(model), isa));
-        mixed(&path(model), 5, 2, None);
+        isas().for_each(|isa| alone(&GoldenModel::of(&path(model)), isa));
+        mixed(&GoldenModel::of(&path(model)), 5, 2, None);
     }
 }
 
@@ -77,10 +78,11 @@ fn weights_without_kernels_are_exact() {
 #[test]
 fn weights_with_kernels_answer_alike() {
     for (model, ..) in MODELS.into_iter().filter(|(.., is_exact)| !is_exact) {
-        let golden = golden(&path(model));
+        let checked = GoldenModel::of(&path(model));
+        let golden = &checked.golden;
         for isa in isas() {
             let settings = Settings { isa, ..settings(golden.max_model_len) };
-            let mut driver = Driver::new(directory(&path(model)).to_str().unwrap(), &settings);
+            let mut driver = checked.driver(&settings);
             let (mut worst, mut sum, mut count) = (0f32, 0f32, 0);
             for prompt in &golden.prompts {
                 let logits = driver.step(&mut [(&mut Sequence::new(&prompt.tokens), prompt.tokens.len())]).remove(0);
@@ -92,7 +94,7 @@ fn weights_with_kernels_answer_alike() {
             let mean = sum / count as f32;
             assert!(mean < 0.1 && worst < 0.4, "{model} on {isa:?}: mean {mean}, worst {worst}");
         }
-        mixed_at_random(&path(model), DType::BF16, None);
+        mixed_at_random(&GoldenModel::of(&path(model)), DType::BF16, None);
     }
 }
 

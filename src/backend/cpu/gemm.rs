@@ -7,6 +7,7 @@
 
 #[cfg(target_arch = "x86_64")]
 pub(super) mod amx;
+mod float_rows;
 mod input;
 mod kernel;
 mod part;
@@ -20,10 +21,11 @@ use super::rows::ALONE_BELOW;
 use super::simd::LANES;
 use super::team::Team;
 use crate::{Activation, DType};
+use float_rows::FloatRows;
 pub(super) use input::Operand;
 use input::{InputLayout, RoundedInput};
 use pagetide_base::error::StartError;
-use part::{Operands, PlainOperands, Product, ProductPart, ProductTarget, QuantOperands};
+use part::{PlainOperands, Product, ProductOperands, ProductPart, ProductTarget, QuantOperands};
 use quant_input::QuantInput;
 use std::ops::Range;
 
@@ -68,21 +70,6 @@ pub(super) enum Source<'a> {
     Rows(&'a [f32]),
     /// Already rounded and laid out.
     Operand(&'a Operand),
-}
-
-/// Rows `[rows, k]` of float32.
-#[derive(Clone, Copy)]
-pub(super) struct FloatRows<'a> {
-    values: &'a [f32],
-    k: usize,
-    /// From row to row.
-    stride: usize,
-}
-
-impl<'a> FloatRows<'a> {
-    fn row(&self, row: usize) -> &'a [f32] {
-        &self.values[row * self.stride..][..self.k]
-    }
 }
 
 /// Rows as they are, or as plain weights need them.
@@ -158,11 +145,11 @@ pub(super) fn linear(isa: Isa, team: &Team, workspace: &mut ProductWorkspace, la
                     workspace.input.as_ptr()
                 }
             };
-            Operands::Plain(PlainOperands { w: panels, x, layout })
+            ProductOperands::Plain(PlainOperands { w: panels, x, layout })
         }
         Panels::Quantized(panels) => {
             workspace.quant_input.fill(isa, team, x.floats(rows, w.k), rows, panels);
-            Operands::Quantized(QuantOperands { w: panels, x: &workspace.quant_input })
+            ProductOperands::Quantized(QuantOperands { w: panels, x: &workspace.quant_input })
         }
     };
     let product = Product { columns: w.columns, bias, operands };

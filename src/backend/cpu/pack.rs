@@ -12,15 +12,16 @@
 //! [`PlainPanels::panel_bytes`] for the gap between panels.
 
 mod panel;
+mod parts;
 mod quant;
 
-use super::isa::Isa;
-use super::memory::{Arena, Buffer, HUGE_PAGE_BYTES, Shared};
+use super::memory::{Buffer, HUGE_PAGE_BYTES, Shared};
 use super::simd::LANES;
-use super::team::Team;
 use crate::{DType, HostTensor, WeightFormat, matrix_shape};
 use pagetide_base::error::StartError;
 use panel::Interleave;
+use parts::find_row;
+pub(super) use parts::{ColumnOrder, Columns, On};
 pub(super) use quant::{PanelLayout, QuantPanels};
 use std::sync::Arc;
 
@@ -46,31 +47,6 @@ pub(super) struct PlainPanels {
     first: Shared<u8>,
     /// The buffer that `first` points into. Other matrices may be in it too.
     _buffer: Arc<Buffer<u8>>,
-}
-
-/// The output columns of a matrix, and the panels that they are in.
-#[derive(Clone, Copy)]
-pub(super) struct Columns {
-    pub n: usize,
-    pub order: ColumnOrder,
-}
-
-/// Which columns a panel holds.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum ColumnOrder {
-    /// Sixteen columns after the other.
-    Plain,
-    /// Panels of the first half of the columns alternate with panels of the second half, so that gate and up of the
-    /// same columns are side by side.
-    GateUp,
-}
-
-/// The parts of the backend that make matrices.
-#[derive(Clone, Copy)]
-pub(super) struct On<'a> {
-    pub arena: &'a Arena,
-    pub team: &'a Team,
-    pub isa: Isa,
 }
 
 /// Inner dimension of one AMX tile.
@@ -104,7 +80,8 @@ impl CpuMatrix {
         let n = rows / count;
         let columns = Columns { n, order };
         if let Some(matrices) = quant::pack(count, parts, columns, k, on)? {
-            return Ok(matrices);
+            let matrix = |panels| Self { columns, k, panels: Panels::Quantized(panels) };
+            return Ok(matrices.into_iter().map(matrix).collect());
         }
         if let Some(part) = parts.iter().find(|part| matches!(part.format, WeightFormat::Quantized(_))) {
             let (from, to) = (part.format, dtype.name());
@@ -228,27 +205,6 @@ impl CpuMatrix {
     }
 }
 
-impl Columns {
-    pub fn num_panels(&self) -> usize {
-        match self.order {
-            ColumnOrder::Plain => self.n.div_ceil(LANES),
-            ColumnOrder::GateUp => 2 * (self.n / 2).div_ceil(LANES),
-        }
-    }
-
-    /// The first of a panel's columns, and how many it has.
-    #[inline(always)]
-    pub fn of_panel(&self, panel: usize) -> (usize, usize) {
-        match self.order {
-            ColumnOrder::Plain => (panel * LANES, LANES.min(self.n - panel * LANES)),
-            ColumnOrder::GateUp => {
-                let (half, first) = (self.n / 2, panel / 2 * LANES);
-                (panel % 2 * half + first, LANES.min(half - first))
-            }
-        }
-    }
-}
-
 impl PlainPanels {
     /// The first panel.
     pub fn as_ptr(&self) -> *const u8 {
@@ -329,16 +285,6 @@ fn panel_bytes(k: usize, dtype: DType) -> usize {
     const GAP_UNIT: usize = 1024;
     let bytes = steps(k, dtype) * step_bytes(dtype);
     bytes + bytes / 64 / GAP_UNIT * GAP_UNIT
-}
-
-fn find_row<'a, 'b>(parts: &'b [HostTensor<'a>], mut row: usize) -> (&'b HostTensor<'a>, usize) {
-    for part in parts {
-        if row < part.rows {
-            return (part, row);
-        }
-        row -= part.rows;
-    }
-    unreachable!("the row is below the sum of the parts' rows")
 }
 
 /// The panels of `count` matrices, split into runs at multiples of a number of bytes of address space. The system

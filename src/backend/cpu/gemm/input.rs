@@ -7,7 +7,7 @@ use super::super::pack::{PlainPanels, steps};
 use super::super::rows::{ALONE_BELOW, for_runs};
 use super::super::simd::{LANES, Simd, SimdKernel, bf16_bits};
 use super::super::team::Team;
-use super::FloatRows;
+use super::float_rows::FloatRows;
 use crate::{Activation, DType};
 use pagetide_base::error::StartError;
 use std::ops::Range;

@@ -5,7 +5,7 @@
 
 use super::super::isa::Isa;
 use super::super::simd::{LANES, Simd, SimdKernel};
-use super::part::{Operands, PlainOperands, PlainPart, ProductPart};
+use super::part::{PlainOperands, PlainPart, ProductOperands, ProductPart};
 use super::quant;
 use crate::DType;
 use std::ops::Range;
@@ -18,9 +18,9 @@ impl ProductPart<'_> {
     pub unsafe fn run(&self, isa: Isa, scratch: *mut f32) {
         assert!(self.panels.end <= self.product.columns.num_panels());
         let operands = match &self.product.operands {
-            Operands::Plain(operands) => *operands,
+            ProductOperands::Plain(operands) => *operands,
             // SAFETY: the caller's promise; the panels exist.
-            Operands::Quantized(operands) => return unsafe { quant::run(self, *operands, isa) },
+            ProductOperands::Quantized(operands) => return unsafe { quant::run(self, *operands, isa) },
         };
         let part = &PlainPart { part: self, operands };
         match operands.w.dtype {

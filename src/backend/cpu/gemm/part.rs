@@ -11,11 +11,11 @@ use std::ops::{Deref, Range};
 pub(super) struct Product<'a> {
     pub columns: Columns,
     pub bias: Option<&'a [f32]>,
-    pub operands: Operands<'a>,
+    pub operands: ProductOperands<'a>,
 }
 
 /// What is multiplied.
-pub(super) enum Operands<'a> {
+pub(super) enum ProductOperands<'a> {
     Plain(PlainOperands<'a>),
     Quantized(QuantOperands<'a>),
 }

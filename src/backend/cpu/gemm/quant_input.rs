@@ -10,7 +10,7 @@ use super::super::pack::QuantPanels;
 use super::super::rows::{ALONE_BELOW, for_runs};
 use super::super::simd::{LANES, Simd, SimdKernel};
 use super::super::team::Team;
-use super::FloatRows;
+use super::float_rows::FloatRows;
 use crate::quant::{MAX_BLOCK_WEIGHTS, QuantFormat};
 use pagetide_base::error::StartError;
 

@@ -10,7 +10,7 @@
 
 use super::super::memory::{Buffer, HUGE_PAGE_BYTES, Shared};
 use super::super::simd::LANES;
-use super::{Columns, CpuMatrix, On, Panels, find_row};
+use super::parts::{Columns, On, find_row};
 use crate::quant::{QuantFormat, iq4_xs_scale};
 use crate::{HostTensor, WeightFormat};
 use pagetide_base::error::StartError;
@@ -212,7 +212,7 @@ impl QuantPanels {
 /// The most bytes of a weight block.
 const MAX_BLOCK_BYTES: usize = 210;
 
-/// Packs `count` matrices of the same number of `parts` each, in parallel. `None` if some are not quantised, or if the
+/// Packs the panels of `count` matrices of the same number of `parts` each, in parallel. `None` if some are not quantised, or if the
 /// columns of a panel are in several formats.
 pub(super) fn pack(
     count: usize,
@@ -220,7 +220,7 @@ pub(super) fn pack(
     columns: Columns,
     k: usize,
     on: On<'_>,
-) -> Result<Option<Vec<CpuMatrix>>, StartError> {
+) -> Result<Option<Vec<QuantPanels>>, StartError> {
     let num_panels = columns.num_panels();
     let format = |index: usize| {
         let (first, width) = columns.of_panel(index % num_panels);
@@ -270,13 +270,12 @@ pub(super) fn pack(
             data: Shared::new(data.get().wrapping_add(starts[index])),
         };
         let parts = &parts[index * parts.len() / count..(index + 1) * parts.len() / count];
-        let panels = QuantPanels {
+        QuantPanels {
             k,
             panels: of_matrix.map(panel).collect(),
             stored_bytes: parts.iter().map(|part| part.bytes.len()).sum(),
             _buffer: buffer.clone(),
-        };
-        CpuMatrix { columns, k, panels: Panels::Quantized(panels) }
+        }
     };
     Ok(Some((0..count).map(matrix).collect()))
 }
