@@ -325,8 +325,11 @@ pub(super) fn open_folder(path: &Path) -> io::Result<()> {
             let name = entry.file_name();
             let is_temporary = name.to_string_lossy().strip_suffix('.').is_some_and(|name| is_hex(name, 32));
             // Another process may be writing a younger one.
-            let is_old = || entry.metadata()?.modified()?.elapsed().map_or(Ok(false), |age| Ok(age > LEFT_OVER_AFTER));
-            if is_temporary && is_old().unwrap_or_else(|_: io::Error| false) {
+            let is_old = || -> io::Result<bool> {
+                let age = entry.metadata()?.modified()?.elapsed();
+                Ok(age.is_ok_and(|age| age > LEFT_OVER_AFTER))
+            };
+            if is_temporary && is_old().unwrap_or(false) {
                 fs::remove_file(entry.path())?;
             }
         }

@@ -59,8 +59,8 @@ pub trait Backend {
     /// Memory that a layer of experts uses between its operations.
     type ExpertsWorkspace;
 
-    /// Packs a matrix `[n, k]`. Its rows are those of `parts`, in order; a fused QKV has three parts. It is converted to
-    /// `dtype`, except that quantised parts stay as they are where the backend has kernels for their format.
+    /// Packs a matrix `[n, k]`. Its rows are those of `parts`, in order; a fused QKV has three parts. It is converted
+    /// to `dtype`, except that quantised parts stay as they are where the backend has kernels for their format.
     fn matrix(&self, parts: &[HostTensor<'_>], dtype: DType) -> Result<Self::Matrix, StartError>;
     /// [`Backend::matrix`] of parts that are stored as `[k, n]`.
     fn transposed_matrix(&self, parts: &[HostTensor<'_>], dtype: DType) -> Result<Self::Matrix, StartError> {

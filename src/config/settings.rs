@@ -381,9 +381,9 @@ settings! {
         "Raise it if many clients send long prompts at the same time; lower it if memory is short.";
 
     model.path: COMMON, text(not_empty), "", Some(("model", "DIR|FILE|OWNER/NAME[:QUANT]|demo")),
-        "Model to serve: the directory of a Hugging Face checkpoint, a GGUF file or a directory with one, a \
-         model's name on the hub (Qwen/Qwen2.5-1.5B-Instruct), which may name a quantisation of GGUF files \
-         (Qwen/Qwen2.5-1.5B-Instruct-GGUF:Q4_K_M), or demo for the small built-in model.",
+        "Model to serve: a directory with a Hugging Face checkpoint, a GGUF file or a directory with one, a name on the \
+         hub, or demo for the small built-in model. A name on the hub is OWNER/NAME (Qwen/Qwen2.5-1.5B-Instruct), or \
+         OWNER/NAME:QUANT for its GGUF file in this quantisation (Qwen/Qwen2.5-1.5B-Instruct-GGUF:Q4_K_M).",
         "Always, except to try Pagetide out.";
     model.revision: RARE, text_or_auto(revision), "", Some(("revision", "NAME")),
         "Branch, tag or commit of a model on the hub. auto is main.",

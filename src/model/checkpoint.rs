@@ -179,8 +179,8 @@ impl Checkpoint {
         self.tensors.values().map(|entry| entry.range.len() as u64).sum()
     }
 
-    /// The stored tensor, which must have this shape: `[rows, cols]`, or `[cols]` for a vector. All dimensions before the
-    /// last one are rows.
+    /// The stored tensor, which must have this shape: `[rows, cols]`, or `[cols]` for a vector. All dimensions before
+    /// the last one are rows.
     pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<HostTensor<'_>, StartError> {
         let entry = self.tensors.get(name).ok_or_else(|| {
             let (first, more) = (self.files.first().map_or("", |(name, _)| name), self.files.len().saturating_sub(1));

@@ -37,8 +37,9 @@ pub trait StepRunner {
     /// The oldest plan's output; waits for it.
     fn finish(&mut self) -> StepOutput;
 
-    /// Runs the forward pass of a plan that neither copies nor samples, while no other plan is in flight. `see` gets the
-    /// logits of the rows whose log-probabilities the plan wants, in order and some rows at a time: `[rows, vocab]`.
+    /// Runs the forward pass of a plan that neither copies nor samples, while no other plan is in flight. `see` gets
+    /// the logits of the rows whose log-probabilities the plan wants, in order and some rows at a time: `[rows,
+    /// vocab]`.
     fn logits(&mut self, plan: &StepPlan, see: &mut dyn FnMut(&[f32]));
 
     /// Starts over after a panic, with empty KV pools and no plan in flight.

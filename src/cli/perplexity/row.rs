@@ -9,8 +9,8 @@ const MAX_STEP: f32 = u16::MAX as f32;
 /// The scale and the minimum, in float32.
 const HEAD_BYTES: usize = 8;
 
-/// Bytes of a row of log-probabilities in a base file: scale, minimum, a 16-bit number for each token, and another one if
-/// the vocabulary is odd.
+/// Bytes of a row of log-probabilities in a base file: scale, minimum, a 16-bit number for each token, and another one
+/// if the vocabulary is odd.
 pub fn stored_bytes(vocab_size: usize) -> usize {
     HEAD_BYTES + 2 * vocab_size.next_multiple_of(2)
 }

@@ -61,7 +61,8 @@ impl TextChunks {
         self.context / 2
     }
 
-    /// The number of positions of a chunk whose prediction counts: from [`TextChunks::first_scored`] to the last but one.
+    /// The number of positions of a chunk whose prediction counts: from [`TextChunks::first_scored`] to the last but
+    /// one.
     pub fn num_scored(&self) -> usize {
         num_scored(self.context)
     }

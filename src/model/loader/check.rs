@@ -36,8 +36,8 @@ impl LoadTarget {
     }
 }
 
-/// Checks that every tensor exists with the shape in `spec`, and that the CPU's memory could hold the model. Returns what
-/// a load would convert.
+/// Checks that every tensor exists with the shape in `spec`, and that the CPU's memory could hold the model. Returns
+/// what a load would convert.
 pub fn check(
     options: &LoadOptions,
     files: &ModelFiles,

@@ -1,8 +1,8 @@
 //! The left side of a product with quantised weights: rows quantised to bytes.
 //!
-//! A row is divided into blocks of 32 or 256 elements, as ggml's Q8_0 and Q8_K. An element is `scale · code` with a code
-//! from -127 to 127, and the scale of a block is its largest magnitude divided by 127. Weights in formats with blocks of
-//! 256 are multiplied with rows in blocks of 256, all others with rows in blocks of 32.
+//! A row is divided into blocks of 32 or 256 elements, as ggml's Q8_0 and Q8_K. An element is `scale · code` with a
+//! code from -127 to 127, and the scale of a block is its largest magnitude divided by 127. Weights in formats with
+//! blocks of 256 are multiplied with rows in blocks of 256, all others with rows in blocks of 32.
 
 use super::super::isa::Isa;
 use super::super::memory::{Buffer, Shared};

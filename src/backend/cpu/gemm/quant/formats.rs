@@ -119,6 +119,37 @@ macro_rules! half_scale_and_minimum {
     };
 }
 
+/// The same for Q4_K and Q5_K.
+macro_rules! k_scales {
+    () => {
+        type Header<S: Simd> = [S::V; 2];
+        #[inline(always)]
+        unsafe fn header<S: Simd>(self, simd: S, chunk: *const u8) -> [S::V; 2] {
+            unsafe { scale_and_minimum(simd, chunk) }
+        }
+        #[inline(always)]
+        unsafe fn scale<S: Simd>(self, simd: S, header: [S::V; 2], chunk: *const u8, group: usize) -> (S::V, S::V) {
+            unsafe { k_scale(simd, header, chunk, group) }
+        }
+    };
+}
+
+/// The same for formats with a float16 for the chunk and a signed byte for each group.
+macro_rules! byte_scales {
+    () => {
+        type Header<S: Simd> = S::V;
+        #[inline(always)]
+        unsafe fn header<S: Simd>(self, simd: S, chunk: *const u8) -> S::V {
+            unsafe { halves(simd, chunk) }
+        }
+        #[inline(always)]
+        unsafe fn scale<S: Simd>(self, simd: S, scale: S::V, chunk: *const u8, group: usize) -> (S::V, S::V) {
+            let scales = simd.to_floats(unsafe { simd.load_i8(chunk.add(64 + 16 * group)) });
+            (simd.mul(scale, scales), simd.splat(0.0))
+        }
+    };
+}
+
 format!(Q4_0:
     const FORMAT: QuantFormat = QuantFormat::Q4_0;
     const PARTS: usize = 2;
@@ -250,15 +281,7 @@ format!(Q4K:
     const PARTS: usize = 8;
     const IS_SMALL: bool = false;
     const HAS_MINIMUM: bool = true;
-    type Header<S: Simd> = [S::V; 2];
-    #[inline(always)]
-    unsafe fn header<S: Simd>(self, simd: S, chunk: *const u8) -> [S::V; 2] {
-        unsafe { scale_and_minimum(simd, chunk) }
-    }
-    #[inline(always)]
-    unsafe fn scale<S: Simd>(self, simd: S, header: [S::V; 2], chunk: *const u8, group: usize) -> (S::V, S::V) {
-        unsafe { k_scale(simd, header, chunk, group) }
-    }
+    k_scales!();
     #[inline(always)]
     unsafe fn codes<S: Simd, const STEP: usize>(self, simd: S, chunk: *const u8, part: usize) -> S::Bytes {
         unsafe { nibbles_of_64::<S, STEP>(simd, chunk.add(256), part) }
@@ -270,15 +293,7 @@ format!(Q5K:
     const PARTS: usize = 8;
     const IS_SMALL: bool = false;
     const HAS_MINIMUM: bool = true;
-    type Header<S: Simd> = [S::V; 2];
-    #[inline(always)]
-    unsafe fn header<S: Simd>(self, simd: S, chunk: *const u8) -> [S::V; 2] {
-        unsafe { scale_and_minimum(simd, chunk) }
-    }
-    #[inline(always)]
-    unsafe fn scale<S: Simd>(self, simd: S, header: [S::V; 2], chunk: *const u8, group: usize) -> (S::V, S::V) {
-        unsafe { k_scale(simd, header, chunk, group) }
-    }
+    k_scales!();
     #[inline(always)]
     unsafe fn codes<S: Simd, const STEP: usize>(self, simd: S, chunk: *const u8, part: usize) -> S::Bytes {
         unsafe {
@@ -294,16 +309,7 @@ format!(Q6K:
     const GROUP: usize = 16;
     const IS_SMALL: bool = false;
     const BIAS: i32 = 32;
-    type Header<S: Simd> = S::V;
-    #[inline(always)]
-    unsafe fn header<S: Simd>(self, simd: S, chunk: *const u8) -> S::V {
-        unsafe { halves(simd, chunk) }
-    }
-    #[inline(always)]
-    unsafe fn scale<S: Simd>(self, simd: S, scale: S::V, chunk: *const u8, group: usize) -> (S::V, S::V) {
-        let scales = simd.to_floats(unsafe { simd.load_i8(chunk.add(64 + 16 * group)) });
-        (simd.mul(scale, scales), simd.splat(0.0))
-    }
+    byte_scales!();
     #[inline(always)]
     unsafe fn codes<S: Simd, const STEP: usize>(self, simd: S, chunk: *const u8, part: usize) -> S::Bytes {
         let (half, quarter) = (part / 4, part % 4);
@@ -334,16 +340,7 @@ format!(Iq4Xs:
     const PARTS: usize = 8;
     const IS_SMALL: bool = false;
     const IS_SIGNED: bool = true;
-    type Header<S: Simd> = S::V;
-    #[inline(always)]
-    unsafe fn header<S: Simd>(self, simd: S, chunk: *const u8) -> S::V {
-        unsafe { halves(simd, chunk) }
-    }
-    #[inline(always)]
-    unsafe fn scale<S: Simd>(self, simd: S, scale: S::V, chunk: *const u8, group: usize) -> (S::V, S::V) {
-        let scales = simd.to_floats(unsafe { simd.load_i8(chunk.add(64 + 16 * group)) });
-        (simd.mul(scale, scales), simd.splat(0.0))
-    }
+    byte_scales!();
     #[inline(always)]
     unsafe fn codes<S: Simd, const STEP: usize>(self, simd: S, chunk: *const u8, part: usize) -> S::Bytes {
         let nibbles = unsafe { nibbles_of_32::<S, STEP>(simd, chunk.add(192 + 256 * part)) };
