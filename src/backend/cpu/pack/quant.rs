@@ -212,8 +212,8 @@ impl QuantPanels {
 /// The most bytes of a weight block.
 const MAX_BLOCK_BYTES: usize = 210;
 
-/// Packs the panels of `count` matrices of the same number of `parts` each, in parallel. `None` if some are not quantised, or if the
-/// columns of a panel are in several formats.
+/// Packs the panels of `count` matrices of the same number of `parts` each, in parallel. `None` if some are not
+/// quantised, or if the columns of a panel are in several formats.
 pub(super) fn pack(
     count: usize,
     parts: &[HostTensor<'_>],

@@ -358,7 +358,8 @@ format!(Mxfp4:
     unsafe fn header<S: Simd>(self, _: S, _: *const u8) {}
     #[inline(always)]
     unsafe fn scale<S: Simd>(self, simd: S, (): (), chunk: *const u8, group: usize) -> (S::V, S::V) {
-        // Half of the power of two: see `MXFP4_VALUES`.
+        // Half of the power of two: see `MXFP4_VALUES`. Here exponent 0 means 0 and not 2^-127, and exponent 255, which
+        // is no number in the format, means infinity.
         let exponents = simd.as_floats(unsafe { simd.load_u8(chunk.add(16 * group)) });
         (simd.mul(simd.shift_to_exponent(exponents), simd.splat(0.5)), simd.splat(0.0))
     }
