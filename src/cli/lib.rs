@@ -29,6 +29,10 @@ Examples:
   pagetide config defaults                            print a configuration file with all settings
   pagetide bench serve --url http://host:8000         measure a server";
 
+/// Bytes of address space that a command needs for stacks and memory. With less, an allocation or a stack that cannot
+/// grow would end the program, without a word about the limit.
+const LEAST_ADDRESS_SPACE: usize = 32 << 20;
+
 /// A serving runtime for large language models, with PagedAttention, continuous batching and a KV cache that swaps.
 ///
 /// Without a command, 'pagetide' serves the demo model on http://127.0.0.1:8000.
@@ -106,9 +110,24 @@ enum Command {
     Man(manual::ManArgs),
 }
 
+/// Whether the system gives this process so many more bytes of address space.
+fn has_address_space(bytes: usize) -> bool {
+    let (protection, flags) = (libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: The pages are new and nothing refers to them. They are given back at once.
+    unsafe {
+        let pages = libc::mmap(std::ptr::null_mut(), bytes, protection, flags, -1, 0);
+        pages != libc::MAP_FAILED && libc::munmap(pages, bytes) == 0
+    }
+}
+
 /// Runs the program. Exit status: 0 for success, 1 for a failure that has been reported, 2 for a wrong command line.
 pub fn run() -> ExitCode {
     signals::survive_file_size_limits();
+    if !has_address_space(LEAST_ADDRESS_SPACE) {
+        let mib = LEAST_ADDRESS_SPACE >> 20;
+        eprintln!("pagetide: there are not {mib} MiB of address space for its memory; is there a limit ('ulimit -v')?");
+        return ExitCode::FAILURE;
+    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
