@@ -152,11 +152,14 @@ impl OrderedTensor<'_> {
 /// half a head apart.
 fn half_split(tensor: &HostTensor<'_>, head_dim: usize) -> Vec<u8> {
     let row_bytes = tensor.bytes.len() / tensor.rows;
-    let of_head = |head: &[u8]| {
-        let row = |dim: usize| dim % (head_dim / 2) * 2 + dim / (head_dim / 2);
-        (0..head_dim).flat_map(|dim| head[row(dim) * row_bytes..][..row_bytes].to_vec()).collect::<Vec<_>>()
-    };
-    tensor.bytes.chunks_exact(head_dim * row_bytes).flat_map(of_head).collect()
+    let mut split = Vec::with_capacity(tensor.bytes.len());
+    for head in tensor.bytes.chunks_exact(head_dim * row_bytes) {
+        for dim in 0..head_dim {
+            let row = dim % (head_dim / 2) * 2 + dim / (head_dim / 2);
+            split.extend_from_slice(&head[row * row_bytes..][..row_bytes]);
+        }
+    }
+    split
 }
 
 struct Loader<'a, B: Backend> {
