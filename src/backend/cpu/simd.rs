@@ -16,7 +16,7 @@ pub(super) use avx2::run_avx2;
 #[cfg(target_arch = "x86_64")]
 pub(super) use avx512::{run_avx512, transpose};
 #[cfg(target_arch = "aarch64")]
-pub(super) use neon::run_neon;
+pub(super) use neon::{run_neon, run_neon_dotprod};
 pub(super) use portable::Portable;
 
 /// Lanes of a vector, on every instruction set.
@@ -90,6 +90,8 @@ pub(super) trait Simd: Copy {
         self.mul_add(a, b, c)
     }
     fn splat_int(self, x: i32) -> Self::Ints;
+    /// `acc + w.0 * x.0 + w.1 * x.1` for the two halves of each lane `w` and of `x`, each an integer of 16 bits.
+    fn dot_shorts(self, acc: Self::Ints, w: Self::Ints, x: u32) -> Self::Ints;
     fn to_floats(self, a: Self::Ints) -> Self::V;
     /// The lanes as the bits of float32.
     fn as_floats(self, a: Self::Ints) -> Self::V;
@@ -134,6 +136,9 @@ pub(super) trait Simd: Copy {
     /// # Safety
     /// 64 bytes can be read at `from`, at any alignment.
     unsafe fn load_bytes(self, from: *const u8) -> Self::Bytes;
+    /// # Safety
+    /// 64 bytes can be written at `to`, at any alignment.
+    unsafe fn store_bytes(self, to: *mut u8, a: Self::Bytes);
 
     #[inline(always)]
     fn to_array(self, v: Self::V) -> [f32; LANES] {

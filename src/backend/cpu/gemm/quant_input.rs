@@ -53,9 +53,9 @@ pub struct QuantRow {
     /// Minus the sum of the codes of each group of 16 and of 32.
     pub minus_sums_16: *const i32,
     pub minus_sums_32: *const i32,
-    /// The sum of the elements of each group of 16 and of 32, divided by the scale of the block if it is a large one.
-    pub sums_16: *const f32,
-    pub sums_32: *const f32,
+    /// The sums of the codes of two neighbouring groups of 16 and of 32 in the halves of a word. Small blocks lack them.
+    pub pairs_16: *const u32,
+    pub pairs_32: *const u32,
     /// Words from place to place.
     pub stride: usize,
 }
@@ -75,7 +75,8 @@ impl TileLayout {
     /// Places of the parts of a row, in the order of [`QuantRow`].
     fn parts(&self) -> [usize; 6] {
         let k = self.k;
-        [k / 4, k / self.block(), k / HALF, k / SMALL, k / HALF, k / SMALL]
+        let pairs = if self.is_small { [0, 0] } else { [k / HALF / 2, k / SMALL / 2] };
+        [k / 4, k / self.block(), k / HALF, k / SMALL, pairs[0], pairs[1]]
     }
 
     /// Words of a tile: whole cache lines.
@@ -91,7 +92,7 @@ impl TileLayout {
     /// `words` has this row.
     #[inline(always)]
     unsafe fn row(&self, words: *const u32, row: usize) -> QuantRow {
-        let [codes, scales, minus_16, minus_32, sums_16, _] = self.parts();
+        let [codes, scales, minus_16, minus_32, pairs_16, _] = self.parts();
         let height = self.height;
         // SAFETY: the caller's promise.
         unsafe {
@@ -99,14 +100,14 @@ impl TileLayout {
             let scales_at = codes_at.add(codes * height);
             let minus_16_at = scales_at.add(scales * height);
             let minus_32_at = minus_16_at.add(minus_16 * height);
-            let sums_16_at = minus_32_at.add(minus_32 * height);
+            let pairs_16_at = minus_32_at.add(minus_32 * height);
             QuantRow {
                 codes: codes_at,
                 scales: scales_at.cast(),
                 minus_sums_16: minus_16_at.cast(),
                 minus_sums_32: minus_32_at.cast(),
-                sums_16: sums_16_at.cast(),
-                sums_32: sums_16_at.add(sums_16 * height).cast(),
+                pairs_16: pairs_16_at,
+                pairs_32: pairs_16_at.add(pairs_16 * height),
                 stride: height,
             }
         }
@@ -199,12 +200,12 @@ unsafe fn quantize_block<S: Simd>(simd: S, x: &[f32], index: usize, layout: Tile
     let scale = if largest >= SMALLEST { largest / LARGEST } else { 0.0 };
     // NaN if an element is infinite or NaN, so that the results are.
     let scale = scale + simd.sum(not_finite);
-    let factor = if layout.is_small { scale } else { 1.0 };
     let (per_block, stride) = (layout.block() / HALF, out.stride);
     // SAFETY: the caller's promise.
     unsafe {
         *out.scales.cast_mut().add(index * stride) = scale;
-        let mut of_two = 0;
+        // The sums of the last four groups of 16.
+        let mut last = [0; 4];
         for half in 0..per_block {
             let rest = &x[(half * HALF).min(x.len())..];
             let v = simd.load_first(rest.as_ptr(), LANES.min(rest.len()));
@@ -220,13 +221,22 @@ unsafe fn quantize_block<S: Simd>(simd: S, x: &[f32], index: usize, layout: Tile
                 *out.codes.cast_mut().add((group * (HALF / 4) + i) * stride) = word;
             }
             *out.minus_sums_16.cast_mut().add(group * stride) = -sum;
-            *out.sums_16.cast_mut().add(group * stride) = sum as f32 * factor;
-            of_two += sum;
+            last[half % 4] = sum;
             if half % 2 == 1 {
-                *out.minus_sums_32.cast_mut().add(group / 2 * stride) = -of_two;
-                *out.sums_32.cast_mut().add(group / 2 * stride) = of_two as f32 * factor;
-                of_two = 0;
+                *out.minus_sums_32.cast_mut().add(group / 2 * stride) = -(last[half % 4 - 1] + sum);
+            }
+            if !layout.is_small && half % 2 == 1 {
+                *out.pairs_16.cast_mut().add(group / 2 * stride) = pair(last[half % 4 - 1], sum);
+            }
+            if !layout.is_small && half % 4 == 3 {
+                *out.pairs_32.cast_mut().add(group / 4 * stride) = pair(last[0] + last[1], last[2] + last[3]);
             }
         }
     }
+}
+
+/// Two sums of up to 32 codes in the halves of a word.
+#[inline(always)]
+fn pair(low: i32, high: i32) -> u32 {
+    u32::from(low as u16) | u32::from(high as u16) << 16
 }

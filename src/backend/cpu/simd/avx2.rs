@@ -227,6 +227,11 @@ impl Simd for Avx2 {
         unsafe { [_mm256_set1_epi32(x); 2] }
     }
     #[inline(always)]
+    fn dot_shorts(self, acc: [__m256i; 2], w: [__m256i; 2], x: u32) -> [__m256i; 2] {
+        let x = unsafe { _mm256_set1_epi32(x as i32) };
+        halves!(i => _mm256_add_epi32(acc[i], _mm256_madd_epi16(w[i], x)))
+    }
+    #[inline(always)]
     fn to_floats(self, a: [__m256i; 2]) -> Two {
         halves!(i => _mm256_cvtepi32_ps(a[i]))
     }
@@ -318,5 +323,9 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn load_bytes(self, from: *const u8) -> [__m256i; 2] {
         halves!(i => _mm256_loadu_si256(from.add(32 * i).cast()))
+    }
+    #[inline(always)]
+    unsafe fn store_bytes(self, to: *mut u8, a: [__m256i; 2]) {
+        halves!(i => _mm256_storeu_si256(to.add(32 * i).cast(), a[i]));
     }
 }

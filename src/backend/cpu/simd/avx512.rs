@@ -138,6 +138,10 @@ impl Simd for Avx512 {
         unsafe { _mm512_set1_epi32(x) }
     }
     #[inline(always)]
+    fn dot_shorts(self, acc: __m512i, w: __m512i, x: u32) -> __m512i {
+        unsafe { _mm512_dpwssd_epi32(acc, w, _mm512_set1_epi32(x as i32)) }
+    }
+    #[inline(always)]
     fn to_floats(self, a: __m512i) -> __m512 {
         unsafe { _mm512_cvtepi32_ps(a) }
     }
@@ -218,6 +222,10 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn load_bytes(self, from: *const u8) -> __m512i {
         unsafe { _mm512_loadu_si512(from.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn store_bytes(self, to: *mut u8, a: __m512i) {
+        unsafe { _mm512_storeu_si512(to.cast(), a) }
     }
 }
 

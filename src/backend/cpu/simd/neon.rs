@@ -4,15 +4,22 @@ use super::{LANES, Simd, SimdKernel};
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-/// Proof that NEON is there.
+/// Proof that NEON is there, and with `DOT` its dot products of bytes.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Neon(());
+pub(in super::super) struct Neon<const DOT: bool>(());
 
 /// # Safety
 /// The processor has the features named below.
 #[target_feature(enable = "neon")]
 pub(in super::super) unsafe fn run_neon<K: SimdKernel>(kernel: K) -> K::Output {
-    kernel.run(Neon(()))
+    kernel.run(Neon::<false>(()))
+}
+
+/// # Safety
+/// The processor has the features named below.
+#[target_feature(enable = "neon,dotprod")]
+pub(in super::super) unsafe fn run_neon_dotprod<K: SimdKernel>(kernel: K) -> K::Output {
+    kernel.run(Neon::<true>(()))
 }
 
 /// Lanes 0..4, 4..8, 8..12 and 12..16.
@@ -68,6 +75,27 @@ unsafe fn widen_f16(bits: uint16x4_t) -> float32x4_t {
     wide
 }
 
+/// Adds to each lane the products of its four bytes. In assembly because the intrinsic is not stable.
+///
+/// # Safety
+/// The processor has NEON's dot products.
+#[inline(always)]
+unsafe fn dot_bytes(acc: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
+    let mut out = acc;
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!(
+            ".arch_extension dotprod",
+            "sdot {0:v}.4s, {1:v}.16b, {2:v}.16b",
+            inout(vreg) out,
+            in(vreg) w,
+            in(vreg) x,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    out
+}
+
 /// Rounds to nearest even. In assembly for the same reason as [`widen_f16`].
 ///
 /// # Safety
@@ -83,7 +111,7 @@ unsafe fn narrow_f16(x: float32x4_t) -> uint16x4_t {
 }
 
 // SAFETY (every block below): a value of `Neon` proves that the instructions exist; the caller vouches for pointers.
-impl Simd for Neon {
+impl<const DOT: bool> Simd for Neon<DOT> {
     type V = Four;
     type Pairs = [uint32x4_t; 4];
     type Ints = [int32x4_t; 4];
@@ -228,6 +256,15 @@ impl Simd for Neon {
         unsafe { [vdupq_n_s32(x); 4] }
     }
     #[inline(always)]
+    fn dot_shorts(self, acc: [int32x4_t; 4], w: [int32x4_t; 4], x: u32) -> [int32x4_t; 4] {
+        let x = unsafe { vreinterpretq_s16_u32(vdupq_n_u32(x)) };
+        quarters!(i => {
+            let w = vreinterpretq_s16_s32(w[i]);
+            let (low, high) = (vmull_s16(vget_low_s16(w), vget_low_s16(x)), vmull_high_s16(w, x));
+            vaddq_s32(acc[i], vpaddq_s32(low, high))
+        })
+    }
+    #[inline(always)]
     fn to_floats(self, a: [int32x4_t; 4]) -> Four {
         quarters!(i => vcvtq_f32_s32(a[i]))
     }
@@ -281,6 +318,9 @@ impl Simd for Neon {
     #[inline(always)]
     fn dot_signed(self, acc: [int32x4_t; 4], w: [uint8x16_t; 4], x: u32) -> [int32x4_t; 4] {
         let x = unsafe { vreinterpretq_s8_u32(vdupq_n_u32(x)) };
+        if DOT {
+            return quarters!(i => dot_bytes(acc[i], vreinterpretq_s8_u8(w[i]), x));
+        }
         quarters!(i => {
             let w = vreinterpretq_s8_u8(w[i]);
             let low = vpaddlq_s16(vmull_s8(vget_low_s8(w), vget_low_s8(x)));
@@ -322,5 +362,9 @@ impl Simd for Neon {
     #[inline(always)]
     unsafe fn load_bytes(self, from: *const u8) -> [uint8x16_t; 4] {
         quarters!(i => vld1q_u8(from.add(16 * i)))
+    }
+    #[inline(always)]
+    unsafe fn store_bytes(self, to: *mut u8, a: [uint8x16_t; 4]) {
+        quarters!(i => vst1q_u8(to.add(16 * i), a[i]));
     }
 }

@@ -161,6 +161,14 @@ impl Simd for Portable {
         [x; LANES]
     }
     #[inline(always)]
+    fn dot_shorts(self, acc: Self::Ints, w: Self::Ints, x: u32) -> Self::Ints {
+        let mut out = acc;
+        for i in 0..LANES {
+            out[i] += (w[i] << 16 >> 16) * i32::from(x as i16) + (w[i] >> 16) * (x as i32 >> 16);
+        }
+        out
+    }
+    #[inline(always)]
     fn to_floats(self, a: Self::Ints) -> Self::V {
         a.map(|a| a as f32)
     }
@@ -256,5 +264,10 @@ impl Simd for Portable {
     unsafe fn load_bytes(self, from: *const u8) -> Self::Bytes {
         // SAFETY: the caller's promise.
         unsafe { from.cast::<Self::Bytes>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn store_bytes(self, to: *mut u8, a: Self::Bytes) {
+        // SAFETY: the caller's promise.
+        unsafe { to.cast::<Self::Bytes>().write_unaligned(a) }
     }
 }

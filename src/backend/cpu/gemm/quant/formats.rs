@@ -3,29 +3,40 @@
 use super::super::super::simd::Simd;
 use crate::quant::{IQ4_VALUES, MXFP4_VALUES, QuantFormat};
 
-/// A format as the kernel reads it: in parts of 32 weights.
+/// A format as the kernel reads it: in parts of 32 weights. A weight is `factor · scale · (code - bias)`, where formats
+/// with small blocks have no scale, and some have a minimum.
 pub(super) trait PanelFormat: Copy {
     const FORMAT: QuantFormat;
-    /// Parts of a chunk.
-    const PARTS: usize;
+    /// Weight blocks of a chunk.
+    const BLOCKS: usize;
+    /// The weight blocks have 32 weights and are one group, not 256. The input is quantised in such blocks too.
+    const IS_SMALL: bool;
     /// Weights that share a scale: 16 or 32.
     const GROUP: usize = 32;
-    /// The input is quantised in blocks of 32, not of 256.
-    const IS_SMALL: bool;
-    /// What is subtracted from codes.
+    /// What is subtracted from codes: 0 or a power of two.
     const BIAS: i32 = 0;
     /// Weights have a minimum beside the scale.
     const HAS_MINIMUM: bool = false;
-    /// Codes are signed bytes. Otherwise they are from 0 to 127.
+    /// Codes are signed bytes, prepared for [`Simd::dot_signed`]. Otherwise they are from 0 to 127.
     const IS_SIGNED: bool = false;
-    /// What is read once for each chunk.
-    type Header<S: Simd>: Copy;
 
+    /// The factors of a weight block of the chunk. The first one is for the sum of products. The second one is for the
+    /// sum that [`PanelFormat::HAS_MINIMUM`] adds: minus the sum of the input in a small block, and the sum of minima
+    /// times input in a large one.
+    ///
     /// # Safety
     /// This and the following functions: `chunk` is a chunk of a panel in this format.
-    unsafe fn header<S: Simd>(self, simd: S, chunk: *const u8) -> Self::Header<S>;
-    /// Scale and minimum of a group of the chunk.
-    unsafe fn scale<S: Simd>(self, simd: S, header: Self::Header<S>, chunk: *const u8, group: usize) -> (S::V, S::V);
+    unsafe fn factors<S: Simd>(self, simd: S, chunk: *const u8, block: usize) -> [S::V; 2];
+    /// The scale of a group of a chunk with a large block: an integer.
+    #[inline(always)]
+    unsafe fn scale<S: Simd>(self, simd: S, _chunk: *const u8, _group: usize) -> S::V {
+        simd.splat(1.0)
+    }
+    /// The minima of groups `2 * pair` and `2 * pair + 1` of a chunk with a large block, in the halves of each lane.
+    #[inline(always)]
+    unsafe fn minima<S: Simd>(self, simd: S, _chunk: *const u8, _pair: usize) -> S::Ints {
+        simd.splat_int(0)
+    }
     /// The codes of four weights of each column: `STEP`, below 8, of a part.
     unsafe fn codes<S: Simd, const STEP: usize>(self, simd: S, chunk: *const u8, part: usize) -> S::Bytes;
 }
@@ -50,41 +61,50 @@ fn with_bit<S: Simd>(simd: S, codes: S::Bytes, width: u32, bits: S::Bytes, bit: 
     simd.or_bytes(codes, simd.byte_bits_up(simd.byte_bits(bits, bit, 1), width, 1 << width))
 }
 
-/// A float16 for each group of 32, and perhaps another one 32 bytes behind it.
+/// The values of a table at the nibbles, as [`PanelFormat::codes`].
+#[inline(always)]
+fn values<S: Simd>(simd: S, values: &[i8; 16], nibbles: S::Bytes) -> S::Bytes {
+    simd.prepare_signed(simd.lookup(simd.table(values), nibbles))
+}
+
+/// A float16 of each column.
 #[inline(always)]
 unsafe fn halves<S: Simd>(simd: S, at: *const u8) -> S::V {
     // SAFETY: the caller's promise.
     unsafe { simd.load_f16(at.cast()) }
 }
 
-/// The scale and the minimum of a group of Q4_K and Q5_K, which are 6 bits each (`get_scale_min_k4` of ggml).
+/// The same without a second factor.
 #[inline(always)]
-unsafe fn k_scale<S: Simd>(simd: S, [scale, minimum]: [S::V; 2], chunk: *const u8, group: usize) -> (S::V, S::V) {
-    let byte = group as u32 % 4 * 8;
+unsafe fn one_factor<S: Simd>(simd: S, at: *const u8) -> [S::V; 2] {
     // SAFETY: the caller's promise.
-    let [first, second, third] =
-        unsafe { [simd.load_ints(chunk.add(64)), simd.load_ints(chunk.add(128)), simd.load_ints(chunk.add(192))] };
-    let (scales, minima) = if group < 4 {
-        (simd.int_bits(first, byte, 63), simd.int_bits(second, byte, 63))
-    } else {
-        let high = |simd: S, word| simd.int_bits(word, byte + 6, 3);
-        let (low_scale, low_minimum) = (simd.int_bits(third, byte, 15), simd.int_bits(third, byte + 4, 15));
-        (simd.or_shifted(low_scale, high(simd, first), 4), simd.or_shifted(low_minimum, high(simd, second), 4))
-    };
-    (simd.mul(scale, simd.to_floats(scales)), simd.mul(minimum, simd.to_floats(minima)))
+    [unsafe { halves(simd, at) }, simd.splat(0.0)]
 }
 
-/// The scale, and minus the scale of minima.
+/// The same, and minus the float16 32 bytes behind it.
 #[inline(always)]
-unsafe fn scale_and_minimum<S: Simd>(simd: S, chunk: *const u8) -> [S::V; 2] {
+unsafe fn two_factors<S: Simd>(simd: S, at: *const u8) -> [S::V; 2] {
     // SAFETY: the caller's promise.
-    unsafe { [halves(simd, chunk), simd.sub(simd.splat(0.0), halves(simd, chunk.add(32)))] }
+    unsafe { [halves(simd, at), simd.sub(simd.splat(0.0), halves(simd, at.add(32)))] }
+}
+
+/// The scales of a group of Q4_K and Q5_K, or with `shift` 4 and the next words its minima (`get_scale_min_k4` of
+/// ggml). They are 6 bits each.
+#[inline(always)]
+unsafe fn k_scale<S: Simd>(simd: S, words: *const u8, last: *const u8, shift: u32, group: usize) -> S::Ints {
+    let byte = group as u32 % 4 * 8;
+    // SAFETY: the caller's promise.
+    let (words, last) = unsafe { (simd.load_ints(words), simd.load_ints(last)) };
+    match group {
+        0..4 => simd.int_bits(words, byte, 63),
+        _ => simd.or_shifted(simd.int_bits(last, byte + shift, 15), simd.int_bits(words, byte + 6, 3), 4),
+    }
 }
 
 macro_rules! format {
     ($name:ident: $($rest:tt)*) => {
         #[derive(Clone, Copy)]
-        pub(in super::super) struct $name;
+        pub(super) struct $name;
 
         // SAFETY (every block below): the caller's promise. The places are those of `PanelLayout::of`.
         impl PanelFormat for $name {
@@ -93,69 +113,64 @@ macro_rules! format {
     };
 }
 
-/// `header` of formats that read nothing for a chunk, and `scale` of those with a float16 for each group of 32.
-macro_rules! half_scale {
+/// `factors` of formats with small blocks and a float16 for each.
+macro_rules! half_factor {
     () => {
-        type Header<S: Simd> = ();
         #[inline(always)]
-        unsafe fn header<S: Simd>(self, _: S, _: *const u8) {}
-        #[inline(always)]
-        unsafe fn scale<S: Simd>(self, simd: S, (): (), chunk: *const u8, group: usize) -> (S::V, S::V) {
-            (unsafe { halves(simd, chunk.add(32 * group)) }, simd.splat(0.0))
+        unsafe fn factors<S: Simd>(self, simd: S, chunk: *const u8, block: usize) -> [S::V; 2] {
+            unsafe { one_factor(simd, chunk.add(32 * block)) }
         }
     };
 }
 
-/// The same for those with one group in a chunk, which has a minimum.
-macro_rules! half_scale_and_minimum {
-    () => {
-        type Header<S: Simd> = ();
+/// `factors` of formats with two float16 at the start of a chunk.
+macro_rules! two_half_factors {
+    ($at:literal) => {
         #[inline(always)]
-        unsafe fn header<S: Simd>(self, _: S, _: *const u8) {}
-        #[inline(always)]
-        unsafe fn scale<S: Simd>(self, simd: S, (): (), chunk: *const u8, _: usize) -> (S::V, S::V) {
-            unsafe { (halves(simd, chunk), halves(simd, chunk.add(32))) }
+        unsafe fn factors<S: Simd>(self, simd: S, chunk: *const u8, _: usize) -> [S::V; 2] {
+            unsafe { two_factors(simd, chunk.add($at)) }
         }
     };
 }
 
-/// The same for Q4_K and Q5_K.
+/// `scale` and `minima` of Q4_K and Q5_K.
 macro_rules! k_scales {
     () => {
-        type Header<S: Simd> = [S::V; 2];
+        two_half_factors!(0);
         #[inline(always)]
-        unsafe fn header<S: Simd>(self, simd: S, chunk: *const u8) -> [S::V; 2] {
-            unsafe { scale_and_minimum(simd, chunk) }
+        unsafe fn scale<S: Simd>(self, simd: S, chunk: *const u8, group: usize) -> S::V {
+            simd.to_floats(unsafe { k_scale(simd, chunk.add(64), chunk.add(192), 0, group) })
         }
         #[inline(always)]
-        unsafe fn scale<S: Simd>(self, simd: S, header: [S::V; 2], chunk: *const u8, group: usize) -> (S::V, S::V) {
-            unsafe { k_scale(simd, header, chunk, group) }
+        unsafe fn minima<S: Simd>(self, simd: S, chunk: *const u8, pair: usize) -> S::Ints {
+            unsafe {
+                let even = k_scale(simd, chunk.add(128), chunk.add(192), 4, 2 * pair);
+                simd.or_shifted(even, k_scale(simd, chunk.add(128), chunk.add(192), 4, 2 * pair + 1), 16)
+            }
         }
     };
 }
 
-/// The same for formats with a float16 for the chunk and a signed byte for each group.
+/// `factors` and `scale` of formats with a float16 for the chunk and a signed byte for each group.
 macro_rules! byte_scales {
     () => {
-        type Header<S: Simd> = S::V;
         #[inline(always)]
-        unsafe fn header<S: Simd>(self, simd: S, chunk: *const u8) -> S::V {
-            unsafe { halves(simd, chunk) }
+        unsafe fn factors<S: Simd>(self, simd: S, chunk: *const u8, _: usize) -> [S::V; 2] {
+            unsafe { one_factor(simd, chunk) }
         }
         #[inline(always)]
-        unsafe fn scale<S: Simd>(self, simd: S, scale: S::V, chunk: *const u8, group: usize) -> (S::V, S::V) {
-            let scales = simd.to_floats(unsafe { simd.load_i8(chunk.add(64 + 16 * group)) });
-            (simd.mul(scale, scales), simd.splat(0.0))
+        unsafe fn scale<S: Simd>(self, simd: S, chunk: *const u8, group: usize) -> S::V {
+            simd.to_floats(unsafe { simd.load_i8(chunk.add(64 + 16 * group)) })
         }
     };
 }
 
 format!(Q4_0:
     const FORMAT: QuantFormat = QuantFormat::Q4_0;
-    const PARTS: usize = 2;
+    const BLOCKS: usize = 2;
     const IS_SMALL: bool = true;
     const BIAS: i32 = 8;
-    half_scale!();
+    half_factor!();
     #[inline(always)]
     unsafe fn codes<S: Simd, const STEP: usize>(self, simd: S, chunk: *const u8, part: usize) -> S::Bytes {
         unsafe { nibbles_of_32::<S, STEP>(simd, chunk.add(64 + 256 * part)) }
@@ -164,10 +179,10 @@ format!(Q4_0:
 
 format!(Q4_1:
     const FORMAT: QuantFormat = QuantFormat::Q4_1;
-    const PARTS: usize = 1;
+    const BLOCKS: usize = 1;
     const IS_SMALL: bool = true;
     const HAS_MINIMUM: bool = true;
-    half_scale_and_minimum!();
+    two_half_factors!(0);
     #[inline(always)]
     unsafe fn codes<S: Simd, const STEP: usize>(self, simd: S, chunk: *const u8, _: usize) -> S::Bytes {
         unsafe { nibbles_of_32::<S, STEP>(simd, chunk.add(64)) }
@@ -176,10 +191,10 @@ format!(Q4_1:
 
 format!(Q5_0:
     const FORMAT: QuantFormat = QuantFormat::Q5_0;
-    const PARTS: usize = 2;
+    const BLOCKS: usize = 2;
     const IS_SMALL: bool = true;
     const BIAS: i32 = 16;
-    half_scale!();
+    half_factor!();
     #[inline(always)]
     unsafe fn codes<S: Simd, const STEP: usize>(self, simd: S, chunk: *const u8, part: usize) -> S::Bytes {
         unsafe {
@@ -191,10 +206,10 @@ format!(Q5_0:
 
 format!(Q5_1:
     const FORMAT: QuantFormat = QuantFormat::Q5_1;
-    const PARTS: usize = 1;
+    const BLOCKS: usize = 1;
     const IS_SMALL: bool = true;
     const HAS_MINIMUM: bool = true;
-    half_scale_and_minimum!();
+    two_half_factors!(0);
     #[inline(always)]
     unsafe fn codes<S: Simd, const STEP: usize>(self, simd: S, chunk: *const u8, _: usize) -> S::Bytes {
         unsafe {
@@ -206,38 +221,31 @@ format!(Q5_1:
 
 format!(Q8_0:
     const FORMAT: QuantFormat = QuantFormat::Q8_0;
-    const PARTS: usize = 2;
+    const BLOCKS: usize = 2;
     const IS_SMALL: bool = true;
     const IS_SIGNED: bool = true;
-    half_scale!();
+    half_factor!();
     #[inline(always)]
     unsafe fn codes<S: Simd, const STEP: usize>(self, simd: S, chunk: *const u8, part: usize) -> S::Bytes {
-        unsafe { simd.load_bytes(chunk.add(64 + 512 * part + 64 * STEP)) }
+        simd.prepare_signed(unsafe { simd.load_bytes(chunk.add(64 + 512 * part + 64 * STEP)) })
     }
 );
 
 format!(Q2K:
     const FORMAT: QuantFormat = QuantFormat::Q2_K;
-    const PARTS: usize = 8;
-    const GROUP: usize = 16;
+    const BLOCKS: usize = 1;
     const IS_SMALL: bool = false;
+    const GROUP: usize = 16;
     const HAS_MINIMUM: bool = true;
-    type Header<S: Simd> = [S::V; 2];
+    two_half_factors!(0);
     #[inline(always)]
-    unsafe fn header<S: Simd>(self, simd: S, chunk: *const u8) -> [S::V; 2] {
-        unsafe { scale_and_minimum(simd, chunk) }
+    unsafe fn scale<S: Simd>(self, simd: S, chunk: *const u8, group: usize) -> S::V {
+        simd.to_floats(simd.int_bits(unsafe { simd.load_u8(chunk.add(64 + 16 * group)) }, 0, 15))
     }
     #[inline(always)]
-    unsafe fn scale<S: Simd>(
-        self,
-        simd: S,
-        [scale, minimum]: [S::V; 2],
-        chunk: *const u8,
-        group: usize,
-    ) -> (S::V, S::V) {
-        let both = unsafe { simd.load_u8(chunk.add(64 + 16 * group)) };
-        let (scales, minima) = (simd.int_bits(both, 0, 15), simd.int_bits(both, 4, 15));
-        (simd.mul(scale, simd.to_floats(scales)), simd.mul(minimum, simd.to_floats(minima)))
+    unsafe fn minima<S: Simd>(self, simd: S, chunk: *const u8, pair: usize) -> S::Ints {
+        let [even, odd] = unsafe { [simd.load_u8(chunk.add(64 + 32 * pair)), simd.load_u8(chunk.add(80 + 32 * pair))] };
+        simd.or_shifted(simd.int_bits(even, 4, 15), simd.int_bits(odd, 4, 15), 16)
     }
     #[inline(always)]
     unsafe fn codes<S: Simd, const STEP: usize>(self, simd: S, chunk: *const u8, part: usize) -> S::Bytes {
@@ -248,23 +256,22 @@ format!(Q2K:
 
 format!(Q3K:
     const FORMAT: QuantFormat = QuantFormat::Q3_K;
-    const PARTS: usize = 8;
-    const GROUP: usize = 16;
+    const BLOCKS: usize = 1;
     const IS_SMALL: bool = false;
+    const GROUP: usize = 16;
     const BIAS: i32 = 4;
-    type Header<S: Simd> = S::V;
     #[inline(always)]
-    unsafe fn header<S: Simd>(self, simd: S, chunk: *const u8) -> S::V {
-        unsafe { halves(simd, chunk) }
+    unsafe fn factors<S: Simd>(self, simd: S, chunk: *const u8, _: usize) -> [S::V; 2] {
+        unsafe { one_factor(simd, chunk) }
     }
     #[inline(always)]
-    unsafe fn scale<S: Simd>(self, simd: S, scale: S::V, chunk: *const u8, group: usize) -> (S::V, S::V) {
+    unsafe fn scale<S: Simd>(self, simd: S, chunk: *const u8, group: usize) -> S::V {
         let (byte, four) = (group as u32 % 4 * 8, group as u32 / 4);
         let (low, high) =
             unsafe { (simd.load_ints(chunk.add(64 + group / 4 % 2 * 64)), simd.load_ints(chunk.add(192))) };
         let low = simd.int_bits(low, byte + four / 2 * 4, 15);
         let scales = simd.or_shifted(low, simd.int_bits(high, byte + 2 * four, 3), 4);
-        (simd.mul(scale, simd.sub(simd.to_floats(scales), simd.splat(32.0))), simd.splat(0.0))
+        simd.sub(simd.to_floats(scales), simd.splat(32.0))
     }
     #[inline(always)]
     unsafe fn codes<S: Simd, const STEP: usize>(self, simd: S, chunk: *const u8, part: usize) -> S::Bytes {
@@ -278,7 +285,7 @@ format!(Q3K:
 
 format!(Q4K:
     const FORMAT: QuantFormat = QuantFormat::Q4_K;
-    const PARTS: usize = 8;
+    const BLOCKS: usize = 1;
     const IS_SMALL: bool = false;
     const HAS_MINIMUM: bool = true;
     k_scales!();
@@ -290,7 +297,7 @@ format!(Q4K:
 
 format!(Q5K:
     const FORMAT: QuantFormat = QuantFormat::Q5_K;
-    const PARTS: usize = 8;
+    const BLOCKS: usize = 1;
     const IS_SMALL: bool = false;
     const HAS_MINIMUM: bool = true;
     k_scales!();
@@ -305,9 +312,9 @@ format!(Q5K:
 
 format!(Q6K:
     const FORMAT: QuantFormat = QuantFormat::Q6_K;
-    const PARTS: usize = 8;
-    const GROUP: usize = 16;
+    const BLOCKS: usize = 1;
     const IS_SMALL: bool = false;
+    const GROUP: usize = 16;
     const BIAS: i32 = 32;
     byte_scales!();
     #[inline(always)]
@@ -324,48 +331,42 @@ format!(Q6K:
 
 format!(Iq4Nl:
     const FORMAT: QuantFormat = QuantFormat::IQ4_NL;
-    const PARTS: usize = 2;
+    const BLOCKS: usize = 2;
     const IS_SMALL: bool = true;
     const IS_SIGNED: bool = true;
-    half_scale!();
+    half_factor!();
     #[inline(always)]
     unsafe fn codes<S: Simd, const STEP: usize>(self, simd: S, chunk: *const u8, part: usize) -> S::Bytes {
-        let nibbles = unsafe { nibbles_of_32::<S, STEP>(simd, chunk.add(64 + 256 * part)) };
-        simd.lookup(simd.table(&IQ4_VALUES), nibbles)
+        values(simd, &IQ4_VALUES, unsafe { nibbles_of_32::<S, STEP>(simd, chunk.add(64 + 256 * part)) })
     }
 );
 
 format!(Iq4Xs:
     const FORMAT: QuantFormat = QuantFormat::IQ4_XS;
-    const PARTS: usize = 8;
+    const BLOCKS: usize = 1;
     const IS_SMALL: bool = false;
     const IS_SIGNED: bool = true;
     byte_scales!();
     #[inline(always)]
     unsafe fn codes<S: Simd, const STEP: usize>(self, simd: S, chunk: *const u8, part: usize) -> S::Bytes {
-        let nibbles = unsafe { nibbles_of_32::<S, STEP>(simd, chunk.add(192 + 256 * part)) };
-        simd.lookup(simd.table(&IQ4_VALUES), nibbles)
+        values(simd, &IQ4_VALUES, unsafe { nibbles_of_32::<S, STEP>(simd, chunk.add(192 + 256 * part)) })
     }
 );
 
 format!(Mxfp4:
     const FORMAT: QuantFormat = QuantFormat::MXFP4;
-    const PARTS: usize = 4;
+    const BLOCKS: usize = 4;
     const IS_SMALL: bool = true;
     const IS_SIGNED: bool = true;
-    type Header<S: Simd> = ();
     #[inline(always)]
-    unsafe fn header<S: Simd>(self, _: S, _: *const u8) {}
-    #[inline(always)]
-    unsafe fn scale<S: Simd>(self, simd: S, (): (), chunk: *const u8, group: usize) -> (S::V, S::V) {
+    unsafe fn factors<S: Simd>(self, simd: S, chunk: *const u8, block: usize) -> [S::V; 2] {
         // Half of the power of two: see `MXFP4_VALUES`. Here exponent 0 means 0 and not 2^-127, and exponent 255, which
         // is no number in the format, means infinity.
-        let exponents = simd.as_floats(unsafe { simd.load_u8(chunk.add(16 * group)) });
-        (simd.mul(simd.shift_to_exponent(exponents), simd.splat(0.5)), simd.splat(0.0))
+        let exponents = simd.as_floats(unsafe { simd.load_u8(chunk.add(16 * block)) });
+        [simd.mul(simd.shift_to_exponent(exponents), simd.splat(0.5)), simd.splat(0.0)]
     }
     #[inline(always)]
     unsafe fn codes<S: Simd, const STEP: usize>(self, simd: S, chunk: *const u8, part: usize) -> S::Bytes {
-        let nibbles = unsafe { nibbles_of_32::<S, STEP>(simd, chunk.add(64 + 256 * part)) };
-        simd.lookup(simd.table(&MXFP4_VALUES), nibbles)
+        values(simd, &MXFP4_VALUES, unsafe { nibbles_of_32::<S, STEP>(simd, chunk.add(64 + 256 * part)) })
     }
 );
