@@ -46,6 +46,7 @@ choice!(
         Amx = "amx",
         Avx512 = "avx512",
         Avx2 = "avx2",
+        NeonDotprod = "neon-dotprod",
         Neon = "neon",
         Portable = "portable",
     }

@@ -60,6 +60,7 @@ impl IsaChoice {
             IsaChoice::Avx512 => Some(Isa::Avx512),
             IsaChoice::Avx2 => Some(Isa::Avx2),
             IsaChoice::Neon => Some(Isa::Neon),
+            IsaChoice::NeonDotprod => Some(Isa::NeonDotprod),
             IsaChoice::Portable => Some(Isa::Portable),
         }
     }

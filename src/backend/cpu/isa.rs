@@ -14,6 +14,8 @@ pub enum Isa {
     Portable,
     /// NEON of aarch64.
     Neon,
+    /// NEON with dot products of bytes.
+    NeonDotprod,
     /// AVX2 with FMA and F16C.
     Avx2,
     /// AVX-512 (F, BW, DQ, VL) with BF16 and VNNI.
@@ -23,12 +25,13 @@ pub enum Isa {
 }
 
 impl Isa {
-    pub const ALL: [Isa; 5] = [Isa::Portable, Isa::Neon, Isa::Avx2, Isa::Avx512, Isa::Amx];
+    pub const ALL: [Isa; 6] = [Isa::Portable, Isa::Neon, Isa::NeonDotprod, Isa::Avx2, Isa::Avx512, Isa::Amx];
 
     pub fn name(self) -> &'static str {
         match self {
             Isa::Portable => "portable",
             Isa::Neon => "neon",
+            Isa::NeonDotprod => "neon-dotprod",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
             Isa::Amx => "amx",
@@ -41,6 +44,8 @@ impl Isa {
             Isa::Portable => true,
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => std::arch::is_aarch64_feature_detected!("neon"),
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonDotprod => Isa::Neon.is_available() && std::arch::is_aarch64_feature_detected!("dotprod"),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => {
                 is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
@@ -58,7 +63,7 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Amx => Isa::Avx512.is_available() && super::tile_registers::is_available(),
             #[cfg(not(target_arch = "aarch64"))]
-            Isa::Neon => false,
+            Isa::Neon | Isa::NeonDotprod => false,
             #[cfg(not(target_arch = "x86_64"))]
             Isa::Avx2 | Isa::Avx512 | Isa::Amx => false,
         }
@@ -105,8 +110,11 @@ impl Isa {
             // SAFETY: as above.
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => unsafe { super::simd::run_neon(kernel) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonDotprod => unsafe { super::simd::run_neon_dotprod(kernel) },
             #[cfg(not(target_arch = "aarch64"))]
-            Isa::Neon => unreachable!("{self} is never available on this architecture"),
+            Isa::Neon | Isa::NeonDotprod => unreachable!("{self} is never available on this architecture"),
             #[cfg(not(target_arch = "x86_64"))]
             Isa::Avx2 | Isa::Avx512 | Isa::Amx => unreachable!("{self} is never available on this architecture"),
         }
