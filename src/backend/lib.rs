@@ -13,12 +13,14 @@ pub mod cuda;
 mod layers;
 pub mod profile;
 pub mod quant;
+mod quantize;
 mod tensors;
 
 pub use batch::{
     Batch, BatchSeq, FinishedCopy, KvLayout, LogitsRequest, LogitsResult, LogitsWant, MAX_STEPS_IN_FLIGHT, NO_SOURCE,
 };
 pub use layers::{Activation, AttentionShape, Experts, ExpertsShape, Norm, NormKind, Rope};
+pub use quantize::QuantizeBlock;
 pub(crate) use tensors::elements;
 pub use tensors::{DType, HostTensor, TensorRole, WeightFormat, matrix_shape};
 

@@ -6,6 +6,7 @@ use pagetide_backend::quant::QuantFormat;
 use pagetide_backend::{Activation, Backend, DType, HostTensor, TensorRole, WeightFormat};
 use proptest::prelude::*;
 use serde_json::Value;
+use std::collections::BTreeMap;
 
 /// A matrix of random weight blocks.
 struct QuantMatrix {
@@ -55,10 +56,7 @@ impl QuantMatrix {
 fn weights_are_those_of_ggml() {
     let goldens: Value = serde_json::from_str(include_str!("../data/quant.json")).unwrap();
     for format in QuantFormat::ALL {
-        let hex = |key: &str| {
-            let digits = goldens[format.name()][key].as_str().unwrap();
-            (0..digits.len()).step_by(2).map(|i| u8::from_str_radix(&digits[i..i + 2], 16).unwrap()).collect::<Vec<_>>()
-        };
+        let hex = |key: &str| from_hex(goldens[format.name()][key].as_str().unwrap());
         let (blocks, expected) = (hex("blocks"), hex("weights"));
         let mut weights = vec![0.0; format.block_weights()];
         let got = blocks.chunks_exact(format.block_bytes()).flat_map(|block| {
@@ -66,6 +64,28 @@ fn weights_are_those_of_ggml() {
             weights.iter().flat_map(|weight| weight.to_le_bytes()).collect::<Vec<_>>()
         });
         assert!(got.collect::<Vec<_>>() == expected, "{format}");
+    }
+}
+
+fn from_hex(digits: &str) -> Vec<u8> {
+    (0..digits.len()).step_by(2).map(|i| u8::from_str_radix(&digits[i..i + 2], 16).unwrap()).collect()
+}
+
+#[test]
+fn blocks_are_those_of_ggml() {
+    let goldens: BTreeMap<String, String> = serde_json::from_str(include_str!("../data/quantize.json")).unwrap();
+    let weights: Vec<f32> =
+        from_hex(&goldens["weights"]).chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+    let made: Vec<_> = QuantFormat::ALL.iter().filter_map(|format| Some((*format, format.quantizer()?))).collect();
+    assert_eq!(made.len() + 1, goldens.len());
+    for (format, quantize) in made {
+        let expected = from_hex(&goldens[format.name()]);
+        let mut block = vec![0xaa; format.block_bytes()];
+        let blocks = weights.chunks_exact(format.block_weights()).zip(expected.chunks_exact(format.block_bytes()));
+        for (index, (weights, expected)) in blocks.enumerate() {
+            quantize(weights, &mut block);
+            assert_eq!(block, expected, "{format}, block {index}");
+        }
     }
 }
 
