@@ -481,7 +481,7 @@ fn slot_settings(
     Ok(Some(SlotSettings {
         folder: folder.into(),
         format: KvFormat {
-            identity: kv_identity(files, config.model.load_format, loaded)?,
+            identity: kv_identity(files, config.model.load_format, config.model.quantization, loaded)?,
             block_size: layout.block_size,
             block_bytes: layout.block_bytes(),
         },

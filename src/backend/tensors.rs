@@ -106,7 +106,7 @@ impl<'a> HostTensor<'a> {
     }
 
     /// The bytes of the transposed tensor, whose elements are stored by themselves.
-    pub(super) fn transposed(&self) -> Vec<u8> {
+    pub fn transposed(&self) -> Vec<u8> {
         let HostTensor { format, rows, cols, bytes } = *self;
         let (weights, size) = format.block();
         assert_eq!(weights, 1, "a tensor of {format} cannot be transposed");

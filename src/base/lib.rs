@@ -5,6 +5,7 @@
 pub mod budget;
 mod choice;
 pub mod error;
+pub mod folders;
 pub mod ids;
 pub mod rules;
 pub mod sampling;

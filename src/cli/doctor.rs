@@ -11,7 +11,7 @@ use pagetide_backend::{DType, cuda};
 use pagetide_base::error::StartError;
 use pagetide_config::{Config, DeviceConfig, DeviceKind};
 use pagetide_model::files;
-use pagetide_model::loader::LoadTarget;
+use pagetide_model::loader::{LoadOutlook, LoadTarget, QuantizedSource};
 use pagetide_terminal::options::ConfigOptions;
 use pagetide_terminal::output;
 use serde::Serialize;
@@ -60,6 +60,9 @@ struct DoctorReport {
     /// How a start would convert the weights, if it has to.
     #[serde(skip_serializing_if = "Option::is_none")]
     conversions: Option<String>,
+    /// Where a start would take quantised weights from, if `model.quantization` asks for them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    quantized: Option<QuantizedFacts>,
     /// The device that a start would use: `cuda (NVIDIA H100 80GB HBM3)`.
     runs_on: Option<String>,
     /// What would stop a start.
@@ -133,6 +136,17 @@ struct Cpu {
 }
 
 #[derive(Serialize)]
+struct QuantizedFacts {
+    /// The file that keeps them.
+    path: Option<PathBuf>,
+    /// Of the file, if it is there. Else a start makes it.
+    bytes: Option<u64>,
+    writable: bool,
+    /// Weights are converted to `--dtype` when they are uploaded.
+    on_gpu: bool,
+}
+
+#[derive(Serialize)]
 struct KernelCacheFacts {
     folder: PathBuf,
     kernels: usize,
@@ -170,14 +184,16 @@ impl DoctorReport {
         };
         let no_device = runs_on.as_ref().err().map(|why| format!("device.kind = {}: {why}", device.kind));
         let model = files::whereabouts(&config.model.source());
+        let target = LoadTarget::of(&config.load_options());
         let checked = match &model {
-            Ok(_) => preflight::check_model(config, LoadTarget::of(&config.load_options())),
+            Ok(_) => preflight::check_model(config, target),
             Err(error) => Err(StartError::new(error.to_string())),
         };
-        let (conversions, no_model) = match checked {
-            Ok(conversions) => ((!conversions.is_empty()).then(|| conversions.to_string()), None),
-            Err(error) => (None, Some(error.to_string())),
+        let (outlook, no_model) = match checked {
+            Ok(outlook) => (outlook, None),
+            Err(error) => (LoadOutlook::default(), Some(error.to_string())),
         };
+        let LoadOutlook { conversions, quantized } = outlook;
         Self {
             version: env!("CARGO_PKG_VERSION"),
             device_kind: device.kind.name(),
@@ -188,7 +204,8 @@ impl DoctorReport {
             cpu,
             kernel_cache: cache(options),
             model: Finding::new(model),
-            conversions,
+            conversions: (!conversions.is_empty()).then(|| conversions.to_string()),
+            quantized: quantized.map(|source| QuantizedFacts::new(source, target == LoadTarget::Gpu)),
             runs_on: runs_on.ok(),
             problems: no_device.into_iter().chain(no_model).collect(),
         }
@@ -300,6 +317,17 @@ fn cache(options: &DriverOptions) -> Finding<KernelCacheFacts> {
     Finding::Found(KernelCacheFacts { folder, kernels, bytes, writable })
 }
 
+impl QuantizedFacts {
+    fn new(source: QuantizedSource, on_gpu: bool) -> Self {
+        let (path, bytes) = match source {
+            QuantizedSource::Kept { path, bytes } => (Some(path), Some(bytes)),
+            QuantizedSource::Made { path } => (path, None),
+        };
+        let writable = path.as_deref().and_then(Path::parent).is_some_and(is_writable);
+        Self { path, bytes, writable, on_gpu }
+    }
+}
+
 /// Whether files can be created in `folder`, or the folder itself if it does not exist yet.
 fn is_writable(folder: &Path) -> bool {
     use std::os::unix::ffi::OsStrExt;
@@ -321,6 +349,7 @@ impl From<LibrarySummary> for LibraryFacts {
 // --- for people
 
 const GIB: f64 = (1u64 << 30) as f64;
+const MIB: f64 = (1u64 << 20) as f64;
 
 impl<T: Display> Display for Finding<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -347,6 +376,9 @@ impl Display for DoctorReport {
         writeln!(f, "model     {}", self.model)?;
         if let Some(conversions) = &self.conversions {
             writeln!(f, "weights   converted: {conversions}")?;
+        }
+        if let Some(quantized) = &self.quantized {
+            writeln!(f, "quantised {quantized}")?;
         }
         match &self.runs_on {
             Some(device) if self.problems.is_empty() => {
@@ -417,10 +449,33 @@ impl Display for Cpu {
     }
 }
 
+impl Display for QuantizedFacts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { path, bytes, writable, on_gpu } = self;
+        match (path, bytes) {
+            (Some(path), Some(bytes)) => {
+                write!(f, "a start reads {:.1} MiB from {}", *bytes as f64 / MIB, path.display())?;
+            }
+            (Some(path), None) if *writable => {
+                write!(f, "a start quantises the weights and keeps them in {}", path.display())?;
+            }
+            (Some(path), None) => {
+                write!(f, "every start quantises the weights: {} cannot be written", path.display())?;
+            }
+            (None, _) => {
+                f.write_str(
+                    "every start quantises the weights: model.quantization_cache is off, or there is no home directory",
+                )?;
+            }
+        }
+        if *on_gpu { f.write_str("; a GPU holds them in --dtype") } else { Ok(()) }
+    }
+}
+
 impl Display for KernelCacheFacts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { folder, kernels, bytes, writable } = self;
-        let mib = *bytes as f64 / (1u64 << 20) as f64;
+        let mib = *bytes as f64 / MIB;
         write!(f, "{kernels} compiled files, {mib:.1} MiB in {}", folder.display())?;
         if *writable { Ok(()) } else { write!(f, ", which is not writable: every start compiles them again") }
     }

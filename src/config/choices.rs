@@ -3,7 +3,7 @@
 use super::field::ConfigField;
 use super::value::Value;
 use pagetide_base::choice;
-pub use pagetide_model::options::{DeviceKind, DtypeChoice, LoadFormat};
+pub use pagetide_model::options::{DeviceKind, DtypeChoice, LoadFormat, Quantization};
 pub use pagetide_text::chat_output::format::{ReasoningParser, ToolCallParser};
 
 choice!(
@@ -157,6 +157,7 @@ choice_fields!(
     DeviceKind,
     DtypeChoice,
     LoadFormat,
+    Quantization,
     ReasoningParser,
     ToolCallParser,
 );

@@ -2,7 +2,7 @@
 
 use super::{
     AdmissionPolicy, DEMO_MODEL, DeviceKind, DtypeChoice, Eviction, IsaChoice, LoadFormat, OnFailure, Overlap,
-    PreemptionMode, ReasoningParser, SchedulingPolicy, ToolCallParser, num_cores,
+    PreemptionMode, Quantization, ReasoningParser, SchedulingPolicy, ToolCallParser, num_cores,
 };
 
 #[derive(Clone, Debug, PartialEq)]
@@ -12,6 +12,9 @@ pub struct ModelConfig {
     /// Revision of a hub model. `None`: its main branch.
     pub revision: Option<String>,
     pub dtype: DtypeChoice,
+    pub quantization: Quantization,
+    /// A folder, or `off`. `None`: `pagetide/quantized` in the user's cache directory.
+    pub quantization_cache: Option<String>,
     /// `None`: the model's own limit.
     pub max_model_len: Option<u32>,
     pub load_format: LoadFormat,
@@ -27,6 +30,8 @@ impl Default for ModelConfig {
             path: DEMO_MODEL.into(),
             revision: None,
             dtype: DtypeChoice::Auto,
+            quantization: Quantization::None,
+            quantization_cache: None,
             max_model_len: None,
             load_format: LoadFormat::Auto,
             skip_tokenizer_init: false,

@@ -3,7 +3,7 @@
 
 use super::settings::{ENV_PREFIX, SECTIONS, SETTINGS, Setting, find};
 use super::value::{SettingKind, Value};
-use super::{Config, LOCALHOST, PreemptionMode, SwapConfig};
+use super::{Config, LOCALHOST, LoadFormat, PreemptionMode, Quantization, SwapConfig};
 use pagetide_base::error::StartError;
 use std::fmt;
 use std::panic::catch_unwind;
@@ -309,6 +309,17 @@ impl Layers {
         {
             let keys = &["swap.space_gib", "swap.max_space_gib"];
             broken.push((keys, format!("{space_gib} is more than swap.max_space_gib = {most} ({})", origin(keys[1]))));
+        }
+        let model = &self.resolved.config.model;
+        if model.quantization != Quantization::None && model.load_format != LoadFormat::Auto {
+            let keys = &["model.quantization", "model.load_format"];
+            let message = format!(
+                "'{}' needs a checkpoint's weights, but model.load_format = {} ({})",
+                model.quantization,
+                model.load_format,
+                origin(keys[1])
+            );
+            broken.push((keys, message));
         }
         let limits = &self.resolved.config.limits;
         if limits.max_parsing_bytes != 0 && limits.max_parsing_bytes < server.max_body_bytes {

@@ -20,8 +20,8 @@ pub mod value;
 
 pub use choices::{
     AdmissionPolicy, CacheIsolation, DeviceKind, Dialect, DtypeChoice, Eviction, IsaChoice, LoadFormat, LogFormat,
-    OnFailure, Overlap, PreemptionMode, ReasoningParser, SchedulingPolicy, SchemaObjects, Surface, ThinkingDefault,
-    ToolCallParser,
+    OnFailure, Overlap, PreemptionMode, Quantization, ReasoningParser, SchedulingPolicy, SchemaObjects, Surface,
+    ThinkingDefault, ToolCallParser,
 };
 pub use engine::{CacheConfig, DeviceConfig, ModelConfig, SchedulerSettings, SwapConfig};
 pub use keys::ApiKeyConfig;

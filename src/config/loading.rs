@@ -3,7 +3,9 @@
 use super::{Config, DeviceConfig, IsaChoice, ModelConfig};
 use pagetide_backend::cpu::Isa;
 use pagetide_backend::cuda::driver::DriverOptions;
+use pagetide_base::folders::user_cache;
 use pagetide_model::options::{LoadOptions, ModelSource, PerDevice};
+use std::path::PathBuf;
 
 impl Config {
     /// How to load the model.
@@ -13,6 +15,8 @@ impl Config {
             source: model.source(),
             dtype: model.dtype,
             load_format: model.load_format,
+            quantization: model.quantization,
+            quantization_cache: model.quantization_cache(),
             max_model_len: model.max_model_len.map(|len| len as usize),
             device: device.kind,
             threads: device.num_threads(),
@@ -37,6 +41,15 @@ impl ModelConfig {
     /// Which model to open.
     pub fn source(&self) -> ModelSource {
         ModelSource { path: self.path.clone(), revision: self.revision.clone() }
+    }
+
+    /// The folder that keeps quantised weights; `None` if they are not kept.
+    fn quantization_cache(&self) -> Option<PathBuf> {
+        match self.quantization_cache.as_deref() {
+            None => user_cache("quantized"),
+            Some("off") => None,
+            Some(folder) => Some(folder.into()),
+        }
     }
 }
 

@@ -6,8 +6,8 @@ use super::field::ConfigField;
 use super::value::{SettingKind, Value};
 use super::{
     AdmissionPolicy, CacheIsolation, Config, DeviceKind, Dialect, DtypeChoice, Eviction, IsaChoice, LoadFormat,
-    LogFormat, OnFailure, Overlap, PreemptionMode, ReasoningParser, SchedulingPolicy, SchemaObjects, Surface,
-    ThinkingDefault, ToolCallParser,
+    LogFormat, OnFailure, Overlap, PreemptionMode, Quantization, ReasoningParser, SchedulingPolicy, SchemaObjects,
+    Surface, ThinkingDefault, ToolCallParser,
 };
 
 /// One row of the table: a key of the configuration.
@@ -391,6 +391,15 @@ settings! {
     model.dtype: RARE, SettingKind::Choice(DtypeChoice::NAMES), "", Some(("dtype", "auto|float32|float16|bfloat16")),
         "Data type of the weights and the KV cache. auto uses the checkpoint's own.",
         "Set float32 to compare outputs exactly; set bfloat16 to halve the memory of a float32 checkpoint.";
+    model.quantization: RARE, SettingKind::Choice(Quantization::NAMES), "",
+        Some(("quantization", "none|q8_0|q4_0|q4_1|q5_0|q5_1|q4_k|q6_k")),
+        "Format of ggml to which the matrices of a checkpoint in safetensors are quantised when it is loaded. GGUF \
+         files and quantised checkpoints are served as they are, with none.",
+        "A CPU should hold a larger model and decode faster. q8_0 costs hardly any quality, q4_k some.";
+    model.quantization_cache: RARE, text_or_auto(not_empty), "", None,
+        "Directory that keeps quantised weights, so that the next start does not quantise them again. auto is \
+         pagetide/quantized in the user's cache directory, and off keeps nothing.",
+        "The home directory has no room for the files or cannot be written, or several machines share them.";
     model.max_model_len: COMMON, int_or_auto(1, 1 << 31), "tokens", Some(("max-model-len", "N")),
         "Maximum number of tokens of a sequence, prompt and output together; auto uses the model's own limit.",
         "Lower it so that one request cannot take the whole KV cache.";

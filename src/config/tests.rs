@@ -146,6 +146,10 @@ fn relations_between_settings_are_checked_across_layers() {
         problems_of(from_file("[swap]\nspace_gib = 0\n[scheduler]\npreemption_mode = \"swap\"")),
         ["p.toml:4: scheduler.preemption_mode: 'swap' needs swap space, but swap.space_gib = 0 (p.toml:2)"]
     );
+    assert_eq!(
+        problems_of(from_file("[model]\nload_format = \"dummy\"\nquantization = \"q4_0\"")),
+        ["p.toml:3: model.quantization: 'q4_0' needs a checkpoint's weights, but model.load_format = dummy (p.toml:2)"]
+    );
     assert!(from_file("[server]\napi_keys = [\"\"]").is_err());
     for (origin, is_right) in [
         ("*", true),

@@ -4,6 +4,7 @@ use crate::bytes::FileBytes;
 use crate::files::ModelFiles;
 use crate::gguf::GgufModel;
 use crate::names::TensorNaming;
+use crate::quantizer::QuantizePlan;
 use pagetide_backend::quant::QuantFormat;
 use pagetide_backend::{DType, HostTensor, WeightFormat};
 use pagetide_base::error::StartError;
@@ -18,6 +19,8 @@ pub struct Checkpoint {
     naming: TensorNaming,
     files: Vec<(String, Arc<FileBytes>)>,
     tensors: HashMap<String, TensorEntry>,
+    /// Only of plain weights.
+    quantize_plan: Option<QuantizePlan>,
 }
 
 struct TensorEntry {
@@ -55,7 +58,7 @@ impl Checkpoint {
     }
 
     fn empty(naming: TensorNaming) -> Self {
-        Self { naming, files: Vec::new(), tensors: HashMap::new() }
+        Self { naming, files: Vec::new(), tensors: HashMap::new(), quantize_plan: None }
     }
 
     fn open_gguf(model: &GgufModel) -> Result<Self, StartError> {
@@ -223,6 +226,24 @@ impl Checkpoint {
             hasher.update(&bytes[..bytes.len().min(HASHED_BYTES)]);
             hasher.update(&bytes[bytes.len().saturating_sub(HASHED_BYTES)..]);
         }
+    }
+
+    /// Adds to `hasher` what tells these files from others, and from what they were before somebody wrote to them.
+    pub(crate) fn hash_version(&self, hasher: &mut blake3::Hasher) {
+        self.hash_ends(hasher);
+        for (name, bytes) in &self.files {
+            hasher.update(format!("{name}\n").as_bytes());
+            bytes.hash_version(hasher);
+        }
+    }
+
+    /// A load quantises the matrices by this plan.
+    pub fn quantize(&mut self, plan: QuantizePlan) {
+        self.quantize_plan = Some(plan);
+    }
+
+    pub(crate) fn quantize_plan(&self) -> Option<&QuantizePlan> {
+        self.quantize_plan.as_ref()
     }
 
     /// Releases the memory of a tensor that has been read. Reading it again works, from the disk.

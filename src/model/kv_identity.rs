@@ -2,16 +2,25 @@
 
 use crate::files::ModelFiles;
 use crate::loader::LoadedModel;
-use crate::options::LoadFormat;
+use crate::options::{LoadFormat, Quantization};
+use crate::quantizer::QUANTIZER_VERSION;
 use pagetide_base::error::StartError;
 
 /// A hash of all that the KV of given tokens depends on: the model's configuration and weights, the layout of a block,
 /// and what computes it. Reads a few hundred bytes of each tensor.
-pub fn kv_identity(files: &ModelFiles, load_format: LoadFormat, loaded: &LoadedModel) -> Result<[u8; 32], StartError> {
+pub fn kv_identity(
+    files: &ModelFiles,
+    load_format: LoadFormat,
+    quantization: Quantization,
+    loaded: &LoadedModel,
+) -> Result<[u8; 32], StartError> {
     let mut hasher = blake3::Hasher::new_derive_key("Pagetide: identity of a model's KV");
     let LoadedModel { arithmetic, pools, .. } = loaded;
     hasher.update(format!("{load_format:?} {arithmetic} {:?}\n", pools.layout).as_bytes());
     hasher.update(files.read_text("config.json")?.unwrap_or_default().as_bytes());
+    if quantization != Quantization::None {
+        hasher.update(format!("{quantization} {QUANTIZER_VERSION}\n").as_bytes());
+    }
     if load_format == LoadFormat::Auto {
         files.checkpoint()?.hash_ends(&mut hasher);
     }
@@ -25,6 +34,7 @@ mod tests {
     use crate::runner::PoolSizes;
     use crate::spec::Family;
     use pagetide_backend::{DType, KvLayout};
+    use std::collections::HashSet;
     use std::fs;
     use std::path::Path;
 
@@ -49,13 +59,16 @@ mod tests {
     fn another_model_layout_or_arithmetic_has_another_identity() {
         let demo = ModelFiles::open(DEMO_MODEL).unwrap();
         let of = |files: &ModelFiles, block_size, arithmetic| {
-            kv_identity(files, LoadFormat::Auto, &loaded(block_size, arithmetic)).unwrap()
+            kv_identity(files, LoadFormat::Auto, Quantization::None, &loaded(block_size, arithmetic)).unwrap()
         };
         let known = of(&demo, 4, "avx2");
         assert_eq!(of(&demo, 4, "avx2"), known);
         assert_ne!(of(&demo, 8, "avx2"), known);
         assert_ne!(of(&demo, 4, "amx"), known);
-        assert_ne!(kv_identity(&demo, LoadFormat::Dummy, &loaded(4, "avx2")).unwrap(), known);
+        let with = |format, quantization| kv_identity(&demo, format, quantization, &loaded(4, "avx2")).unwrap();
+        assert_ne!(with(LoadFormat::Dummy, Quantization::None), known);
+        let all: HashSet<_> = Quantization::ALL.iter().map(|to| with(LoadFormat::Auto, *to)).collect();
+        assert!(all.len() == Quantization::ALL.len() && all.contains(&known));
         // The same files elsewhere, and then other weights.
         let folder = tempfile::tempdir().unwrap();
         let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");

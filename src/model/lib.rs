@@ -14,6 +14,7 @@ mod names;
 pub mod null;
 pub mod options;
 pub mod quantized;
+pub mod quantizer;
 pub mod rope;
 pub mod runner;
 pub mod spec;

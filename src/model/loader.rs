@@ -8,11 +8,11 @@ mod null;
 mod sizes;
 
 use crate::files::ModelFiles;
-use crate::options::{DeviceKind, LoadFormat, LoadOptions};
+use crate::options::{DeviceKind, LoadFormat, LoadOptions, Quantization};
 use crate::spec::{Family, ModelSpec};
 use crate::step_runner::StepRunner;
 use crate::weights::WeightsProgress;
-pub use check::{LoadTarget, check};
+pub use check::{LoadOutlook, LoadTarget, QuantizedSource, check};
 pub use cpu::backend as cpu_backend;
 pub use cuda::{GpuRunner, OpenDevice, load_on_gpu};
 use pagetide_backend::DType;
@@ -59,6 +59,13 @@ pub fn load(
              --device cpu for the CPU",
         )),
         Some(gpu) => {
+            if options.quantization != Quantization::None {
+                tracing::warn!(
+                    "model.quantization = {} saves no memory on a GPU yet: weights are converted to --dtype when they \
+                     are uploaded",
+                    options.quantization
+                );
+            }
             let (runner, loaded) = load_on_gpu(gpu.opener(), options, files, spec, progress)?;
             Ok((Box::new(runner), loaded))
         }

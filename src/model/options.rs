@@ -3,6 +3,7 @@
 use pagetide_backend::cpu::Isa;
 use pagetide_backend::cuda::driver::DriverOptions;
 use pagetide_base::choice;
+use std::path::PathBuf;
 
 choice!(
     /// Type of weights and KV cache.
@@ -32,6 +33,21 @@ choice!(DeviceKind {
     Cuda = "cuda",
 });
 
+choice!(
+    /// What the matrices of a checkpoint are quantised to when it is loaded.
+    Quantization {
+        /// They stay in [`LoadOptions::dtype`].
+        None = "none",
+        Q8_0 = "q8_0",
+        Q4_0 = "q4_0",
+        Q4_1 = "q4_1",
+        Q5_0 = "q5_0",
+        Q5_1 = "q5_1",
+        Q4K = "q4_k",
+        Q6K = "q6_k",
+    }
+);
+
 /// Which model to open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelSource {
@@ -47,6 +63,9 @@ pub struct LoadOptions {
     pub source: ModelSource,
     pub dtype: DtypeChoice,
     pub load_format: LoadFormat,
+    pub quantization: Quantization,
+    /// Holds quantised weights for the next start. `None`: they are not kept.
+    pub quantization_cache: Option<PathBuf>,
     /// `None`: the model's own limit.
     pub max_model_len: Option<usize>,
     pub device: DeviceKind,

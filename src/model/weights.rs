@@ -5,6 +5,8 @@ use crate::checkpoint::Checkpoint;
 use crate::names::{TensorNames, TensorNaming};
 use crate::quantized::scheme::QuantScheme;
 use crate::quantized::{self, Conversions, QuantModule};
+use crate::quantizer::kept::KeptPlace;
+use crate::quantizer::{MatrixUse, Quantizing};
 use crate::spec::{ExpertsSpec, Family, ModelSpec, NormPlacement, PositionSpec};
 use pagetide_backend::{Backend, DType, Experts, HostTensor, Norm, NormKind, WeightFormat};
 use pagetide_base::error::StartError;
@@ -87,7 +89,11 @@ impl<B: Backend> Weights<B> {
     ) -> Result<Self, StartError> {
         let naming = checkpoint.map_or(TensorNaming::Transformers, Checkpoint::naming);
         let names = TensorNames::of(spec.family, naming);
-        let mut loader = Loader::new(checkpoint, names, spec, dtype, backend, progress);
+        let plan = checkpoint.and_then(Checkpoint::quantize_plan);
+        let place = plan.filter(|_| B::READS_ELEMENTS).and_then(|plan| plan.place.as_ref());
+        let kept = place.and_then(KeptPlace::read);
+        let quantizing = plan.map(|plan| Quantizing::new(plan, kept.as_ref()));
+        let mut loader = Loader::new(checkpoint, quantizing, names, spec, dtype, backend, progress);
         let (vocab, hidden, embed) = (spec.vocab_size, spec.hidden_size, spec.embed_size);
         let projected = embed != hidden;
 
@@ -164,6 +170,8 @@ fn half_split(tensor: &HostTensor<'_>, head_dim: usize) -> Vec<u8> {
 
 struct Loader<'a, B: Backend> {
     checkpoint: Option<&'a Checkpoint>,
+    /// `None`: matrices are taken as they are stored.
+    quantizing: Option<Quantizing<'a>>,
     names: &'static TensorNames,
     spec: &'a ModelSpec,
     dtype: DType,
@@ -185,6 +193,7 @@ struct Loader<'a, B: Backend> {
 impl<'a, B: Backend> Loader<'a, B> {
     fn new(
         checkpoint: Option<&'a Checkpoint>,
+        quantizing: Option<Quantizing<'a>>,
         names: &'static TensorNames,
         spec: &'a ModelSpec,
         dtype: DType,
@@ -200,6 +209,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         let (scope, used) = (String::new(), BTreeSet::new());
         Self {
             checkpoint,
+            quantizing,
             names,
             spec,
             dtype,
@@ -289,7 +299,7 @@ impl<'a, B: Backend> Loader<'a, B> {
                     names.extend((expert == 0).then_some(name));
                 } else {
                     let name = self.full_name(&format!("{}.{expert}.{name}", self.names.experts), "weight");
-                    let (found, tensor) = self.weight(checkpoint, name, [*rows, cols])?;
+                    let (found, tensor) = self.weight(checkpoint, name, [*rows, cols], MatrixUse::Layer)?;
                     tensors.push(tensor);
                     names.extend(found);
                 }
@@ -360,7 +370,7 @@ impl<'a, B: Backend> Loader<'a, B> {
     /// A matrix from parts that are stored as `[cols, rows]`.
     fn transposed_matrix(
         &mut self,
-        checkpoint: &Checkpoint,
+        checkpoint: &'a Checkpoint,
         parts: &[(&str, usize)],
         cols: usize,
     ) -> Result<B::Matrix, StartError> {
@@ -370,7 +380,14 @@ impl<'a, B: Backend> Loader<'a, B> {
             .zip(&names)
             .map(|((_, rows), name)| checkpoint.tensor(name, &[cols, *rows]))
             .collect::<Result<Vec<_>, _>>()?;
-        let matrix = self.backend.transposed_matrix(&stored, self.dtype)?;
+        let matrix = if self.quantizing.is_none() {
+            self.backend.transposed_matrix(&stored, self.dtype)?
+        } else {
+            let turned = names.iter().zip(stored);
+            let turned = turned.map(|(name, stored)| self.quantized(name, stored, true, MatrixUse::Layer));
+            let turned = turned.collect::<Result<Vec<_>, _>>()?;
+            self.backend.matrix(&self.given(&turned), self.dtype)?
+        };
         self.finish_tensors(checkpoint, names)?;
         Ok(matrix)
     }
@@ -428,7 +445,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         for (name, rows) in parts {
             let full_name = self.full_name(name, ending);
             let (found, mut tensor) = match cols {
-                Some(cols) => self.weight(checkpoint, full_name, [*rows, cols])?,
+                Some(cols) => self.weight(checkpoint, full_name, [*rows, cols], self.matrix_use(name))?,
                 None => {
                     let vector = checkpoint.tensor(&full_name, &[*rows])?;
                     (vec![full_name], vector.into())
@@ -452,17 +469,62 @@ impl<'a, B: Backend> Loader<'a, B> {
         checkpoint: &'a Checkpoint,
         name: String,
         [rows, cols]: [usize; 2],
+        matrix: MatrixUse,
     ) -> Result<(Vec<String>, OrderedTensor<'a>), StartError> {
         let module = name.strip_suffix(".weight").unwrap_or(&name);
         let find = |scheme: &QuantScheme| QuantModule::find(checkpoint, scheme, module, [rows, cols], self.dtype);
         let Some(module) = self.spec.quantization.as_ref().map(find).transpose()?.flatten() else {
             let stored = checkpoint.tensor(&name, &[rows, cols])?;
-            return Ok((vec![name], stored.into()));
+            let tensor = self.quantized(&name, stored, false, matrix)?;
+            return Ok((vec![name], tensor));
         };
-        self.conversions.add(&module);
+        self.conversions.add(module.stored_as(), module.format(), [rows, cols]);
         let bytes = if B::READS_ELEMENTS { module.convert()? } else { vec![0; module.held_bytes()] };
         let stored = HostTensor { format: module.format(), rows, cols, bytes: &[] };
         Ok((module.tensors().to_vec(), OrderedTensor { stored, bytes: Cow::Owned(bytes) }))
+    }
+
+    /// A stored tensor as a matrix, quantised if the load does so. One that `is_turned` is stored as `[cols, rows]`.
+    fn quantized(
+        &mut self,
+        name: &str,
+        stored: HostTensor<'a>,
+        is_turned: bool,
+        matrix: MatrixUse,
+    ) -> Result<OrderedTensor<'a>, StartError> {
+        let HostTensor { format: from, rows, cols, .. } = stored;
+        let [rows, cols] = if is_turned { [cols, rows] } else { [rows, cols] };
+        let elements = || match is_turned && B::READS_ELEMENTS {
+            true => Cow::Owned(stored.transposed()),
+            false => Cow::Borrowed(stored.bytes),
+        };
+        let shaped = |format| HostTensor { format, rows, cols, bytes: &[] };
+        let Some(quantizing) = self.quantizing.as_mut().filter(|_| matrix != MatrixUse::Plain) else {
+            return Ok(OrderedTensor { stored: shaped(from), bytes: elements() });
+        };
+        let Some(format) = quantizing.format(matrix, cols) else {
+            self.conversions.add(format!("{from} in rows of {cols}"), self.dtype.into(), [rows, cols]);
+            return Ok(OrderedTensor { stored: shaped(from), bytes: elements() });
+        };
+        let held = WeightFormat::Quantized(format);
+        self.conversions.add(from.to_string(), held, [rows, cols]);
+        let bytes = match format.row_bytes(cols) {
+            Some(row_bytes) if !B::READS_ELEMENTS => Cow::Owned(vec![0; rows * row_bytes]),
+            _ => quantizing.blocks(name, format, [rows, cols], from, elements)?,
+        };
+        Ok(OrderedTensor { stored: shaped(held), bytes })
+    }
+
+    /// What the matrix `name` is for.
+    fn matrix_use(&self, name: &str) -> MatrixUse {
+        let TensorNames { embeddings, positions, lm_head, router, .. } = *self.names;
+        if name == router || name == positions {
+            MatrixUse::Plain
+        } else if name == lm_head || (name == embeddings && self.spec.tied_embeddings) {
+            MatrixUse::Head
+        } else {
+            MatrixUse::Layer
+        }
     }
 
     fn full_name(&self, name: &str, ending: &str) -> String {
@@ -477,6 +539,7 @@ impl<'a, B: Backend> Loader<'a, B> {
     fn finish_tensors(&mut self, checkpoint: &Checkpoint, names: Vec<String>) -> Result<(), StartError> {
         for name in names {
             checkpoint.release(&name);
+            self.quantizing.iter().for_each(|quantizing| quantizing.release(&name));
             self.done_bytes += checkpoint.size_bytes(&name) as u64;
             self.used.insert(name);
         }
@@ -517,6 +580,9 @@ impl<'a, B: Backend> Loader<'a, B> {
         }
         if !self.conversions.is_empty() {
             tracing::info!("the weights are converted: {}", self.conversions);
+        }
+        if let Some(quantizing) = self.quantizing {
+            quantizing.finish();
         }
         (self.progress)(self.total_bytes, self.total_bytes)?;
         Ok((are_quantized, self.conversions))

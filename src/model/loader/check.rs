@@ -4,14 +4,17 @@
 use super::cpu::MAX_LOGIT_ROWS;
 use super::memory;
 use super::sizes::{checkpoint, dtype, max_model_len, pool_sizes};
+use crate::checkpoint::Checkpoint;
 use crate::decoder::Decoder;
 use crate::dry::DryBackend;
 use crate::files::ModelFiles;
 use crate::options::{DeviceKind, LoadFormat, LoadOptions};
 use crate::quantized::Conversions;
+use crate::quantizer::QuantizePlan;
 use crate::spec::ModelSpec;
 use pagetide_backend::cuda::driver;
 use pagetide_base::error::StartError;
+use std::path::PathBuf;
 use tracing::subscriber::{NoSubscriber, with_default};
 
 /// The device that a load would use. Whether a GPU has enough memory is only known once it is open.
@@ -36,23 +39,50 @@ impl LoadTarget {
     }
 }
 
-/// Checks that every tensor exists with the shape in `spec`, and that the CPU's memory could hold the model. Returns
-/// what a load would convert.
+/// What a load would do that its user may want to know.
+#[derive(Clone, Debug, Default)]
+pub struct LoadOutlook {
+    pub conversions: Conversions,
+    /// Of a load that quantises.
+    pub quantized: Option<QuantizedSource>,
+}
+
+/// Where a load would take quantised weights from.
+#[derive(Clone, Debug)]
+pub enum QuantizedSource {
+    /// The file of an earlier load, with so many bytes of weights.
+    Kept { path: PathBuf, bytes: u64 },
+    /// It would quantise them, and keep them in this file if there is one.
+    Made { path: Option<PathBuf> },
+}
+
+impl QuantizedSource {
+    fn of(plan: &QuantizePlan) -> Self {
+        let Some(place) = &plan.place else { return Self::Made { path: None } };
+        let path = place.path.clone();
+        match place.open() {
+            Ok(Some(kept)) => Self::Kept { path, bytes: kept.total_bytes() },
+            Ok(None) | Err(_) => Self::Made { path: Some(path) },
+        }
+    }
+}
+
+/// Checks that every tensor exists with the shape in `spec`, and that the CPU's memory could hold the model.
 pub fn check(
     options: &LoadOptions,
     files: &ModelFiles,
     spec: &ModelSpec,
     target: LoadTarget,
-) -> Result<Conversions, StartError> {
+) -> Result<LoadOutlook, StartError> {
     let (dtype, max_model_len) = (dtype(options, spec), max_model_len(options, spec));
     spec.check_max_model_len(max_model_len)?;
     let layout = spec.kv_layout(options.block_size, dtype);
-    let mut conversions = Conversions::default();
+    let mut outlook = LoadOutlook::default();
     if target != LoadTarget::Nowhere {
         let batched_tokens = options.batched_tokens;
         let max_rows = if target == LoadTarget::Gpu { batched_tokens.gpu } else { batched_tokens.cpu };
         let backend = DryBackend::default();
-        let checkpoint = checkpoint(options, files)?;
+        let checkpoint = checkpoint(options, files, spec)?;
         // The load itself warns about unused tensors.
         let decoder = with_default(NoSubscriber::default(), || {
             Decoder::load(
@@ -66,7 +96,8 @@ pub fn check(
                 &mut |_, _| Ok(()),
             )
         })?;
-        conversions = decoder.conversions().clone();
+        outlook.conversions = decoder.conversions().clone();
+        outlook.quantized = checkpoint.as_ref().and_then(Checkpoint::quantize_plan).map(QuantizedSource::of);
         if target == LoadTarget::Cpu {
             pagetide_backend::cpu::check_layout(&layout)?;
             memory::check_memory(backend.bytes())?;
@@ -76,5 +107,5 @@ pub fn check(
         let budget = memory::available_memory_budget(options);
         pool_sizes(options, layout, max_model_len, memory::spare_swap_bytes(), budget)?;
     }
-    Ok(conversions)
+    Ok(outlook)
 }

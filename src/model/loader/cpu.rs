@@ -60,7 +60,7 @@ fn load_onto<B: Backend + 'static>(
     let (family, num_parameters) = (spec.family, spec.num_parameters());
     let layout = spec.kv_layout(options.block_size, dtype);
 
-    let checkpoint = checkpoint(options, files)?;
+    let checkpoint = checkpoint(options, files, &spec)?;
     let quantized = checkpoint.as_ref().filter(|checkpoint| !checkpoint.quantized().is_empty());
     let stored_bytes = quantized.map_or(spec.weights_bytes(dtype), Checkpoint::total_bytes);
     let decoder = Decoder::load(

@@ -136,7 +136,7 @@ impl GpuLoading {
         };
         let backend = CudaBackend::new(device.clone(), cuda_options)?;
         let decoder = Decoder::load(
-            checkpoint(options, files)?.as_ref(),
+            checkpoint(options, files, spec)?.as_ref(),
             spec.clone(),
             dtype,
             self.max_rows(),

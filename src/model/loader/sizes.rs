@@ -2,11 +2,14 @@
 
 use crate::checkpoint::Checkpoint;
 use crate::files::{DEMO_MODEL, ModelFiles};
-use crate::options::{DtypeChoice, LoadFormat, LoadOptions};
+use crate::options::{DtypeChoice, LoadFormat, LoadOptions, Quantization};
+use crate::quantizer::kept::KeptPlace;
+use crate::quantizer::{QUANTIZER_VERSION, QuantizePlan};
 use crate::runner::PoolSizes;
 use crate::spec::{Family, ModelSpec};
 use pagetide_backend::{DType, KvLayout};
 use pagetide_base::error::StartError;
+use std::path::Path;
 
 /// A description of the loaded model: for the scheduler's limits, and for people.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,12 +45,55 @@ pub(super) fn max_model_len(options: &LoadOptions, spec: &ModelSpec) -> usize {
     options.max_model_len.unwrap_or(spec.default_max_model_len())
 }
 
-/// The checkpoint to read; `None` for random weights.
-pub(super) fn checkpoint(options: &LoadOptions, files: &ModelFiles) -> Result<Option<Checkpoint>, StartError> {
-    match options.load_format {
-        LoadFormat::Auto => files.checkpoint().map(Some),
-        LoadFormat::Dummy | LoadFormat::Null => Ok(None),
+/// The checkpoint to read, and how it is quantised; `None` for random weights.
+pub(super) fn checkpoint(
+    options: &LoadOptions,
+    files: &ModelFiles,
+    spec: &ModelSpec,
+) -> Result<Option<Checkpoint>, StartError> {
+    if options.load_format != LoadFormat::Auto {
+        return Ok(None);
     }
+    let to = options.quantization;
+    if to == Quantization::None {
+        return files.checkpoint().map(Some);
+    }
+    let as_it_is = |what: &str| {
+        let path = &options.source.path;
+        Err(StartError::new(format!(
+            "model.quantization = {to}: {path} is {what}, which is served as it is: set model.quantization = none"
+        )))
+    };
+    if files.gguf().is_some() {
+        return as_it_is("a GGUF file");
+    }
+    if spec.quantization.is_some() {
+        return as_it_is("a quantised checkpoint (quantization_config in config.json)");
+    }
+    let mut checkpoint = files.checkpoint()?;
+    let place =
+        options.quantization_cache.as_deref().map(|folder| place(folder, to, files, &checkpoint)).transpose()?;
+    checkpoint.quantize(QuantizePlan { to, place });
+    Ok(Some(checkpoint))
+}
+
+/// Where the checkpoint's quantised weights are kept.
+fn place(
+    folder: &Path,
+    to: Quantization,
+    files: &ModelFiles,
+    checkpoint: &Checkpoint,
+) -> Result<KeptPlace, StartError> {
+    let mut hasher = blake3::Hasher::new_derive_key("Pagetide: quantised weights");
+    hasher.update(format!("{QUANTIZER_VERSION} {to}\n").as_bytes());
+    hasher.update(files.read_text("config.json")?.unwrap_or_default().as_bytes());
+    checkpoint.hash_version(&mut hasher);
+    let key = hasher.finalize().to_hex().to_string();
+    // For people. The longest names of files have 255 bytes.
+    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
+    let name: String =
+        files.name().chars().map(|letter| if is_plain(letter) { letter } else { '-' }).take(100).collect();
+    Ok(KeptPlace { path: folder.join(format!("{name}-{to}-{}.weights", &key[..32])), key })
 }
 
 /// Default number of device blocks of the demo model. They hold 16 sequences of full length: few enough that a user can
@@ -94,4 +140,47 @@ pub(super) fn pool_sizes(
         )));
     }
     Ok(PoolSizes { layout, num_device_blocks, num_swap_blocks, max_swap_blocks })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{self, File};
+
+    /// The file of `llama-mha` in `model` when it is quantised.
+    fn kept_in(model: &Path, to: Quantization) -> KeptPlace {
+        let files = ModelFiles::open(model.to_str().unwrap()).unwrap();
+        place(Path::new("/cache"), to, &files, &files.checkpoint().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn kept_weights_belong_to_one_version_of_the_files_and_one_format() {
+        let folder = tempfile::tempdir().unwrap();
+        let model = folder.path().join("a model: ü");
+        fs::create_dir(&model).unwrap();
+        let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/models/llama-mha");
+        for name in ["config.json", "model.safetensors"] {
+            fs::copy(from.join(name), model.join(name)).unwrap();
+        }
+        let KeptPlace { path, key } = kept_in(&model, Quantization::Q4_0);
+        assert_eq!(kept_in(&model, Quantization::Q4_0).key, key);
+        assert_eq!(path, Path::new("/cache").join(format!("a-model----q4_0-{}.weights", &key[..32])));
+        assert_ne!(kept_in(&model, Quantization::Q8_0).key, key);
+
+        // A byte in the middle of a tensor, and the old time of the last change.
+        let weights = model.join("model.safetensors");
+        let modified = fs::metadata(&weights).unwrap().modified().unwrap();
+        let mut bytes = fs::read(&weights).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        fs::write(&weights, bytes).unwrap();
+        File::options().write(true).open(&weights).unwrap().set_modified(modified).unwrap();
+        let changed = kept_in(&model, Quantization::Q4_0).key;
+        assert_ne!(changed, key);
+
+        // Whether the vocabulary product has its own matrix decides formats.
+        let config = fs::read_to_string(model.join("config.json")).unwrap();
+        fs::write(model.join("config.json"), config.replace("\"model_type\"", "\"other\": 1, \"model_type\"")).unwrap();
+        assert_ne!(kept_in(&model, Quantization::Q4_0).key, changed);
+    }
 }

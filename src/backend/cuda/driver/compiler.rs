@@ -5,6 +5,7 @@
 
 use super::super::device::{DeviceError, DeviceResult, ModuleSource};
 use cudarc::nvrtc::sys;
+use pagetide_base::folders::user_cache;
 use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char};
 use std::io::Write;
@@ -208,14 +209,7 @@ pub struct KernelCache {
 
 /// `device.kernel_cache`, or the user's usual cache folder.
 pub fn cache_folder(configured: Option<&str>) -> Option<PathBuf> {
-    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    match configured {
-        Some(folder) => Some(folder.into()),
-        None => {
-            let caches = variable("XDG_CACHE_HOME").filter(|folder| folder.is_absolute());
-            Some(caches.or_else(|| Some(variable("HOME")?.join(".cache")))?.join("pagetide/kernels"))
-        }
-    }
+    configured.map(PathBuf::from).or_else(|| user_cache("kernels"))
 }
 
 impl KernelCache {
