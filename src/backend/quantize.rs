@@ -6,6 +6,7 @@
 
 use crate::quant::{MAX_BLOCK_WEIGHTS, QuantFormat};
 use half::f16;
+use std::array::from_fn;
 
 /// Writes a block of as many weights as the format has in a block.
 pub type QuantizeBlock = fn(&[f32], &mut [u8]);
@@ -51,9 +52,9 @@ fn range(weights: &[f32]) -> (f32, f32) {
 }
 
 /// The nearest integer; of two, the even one. `|value|` is below 2²².
-fn nearest(value: f32) -> i32 {
+fn nearest(value: f32) -> f32 {
     const SHIFT: f32 = 12_582_912.0;
-    ((value + SHIFT) - SHIFT) as i32
+    (value + SHIFT) - SHIFT
 }
 
 fn q8_0(weights: &[f32], block: &mut [u8]) {
@@ -133,27 +134,36 @@ fn q5_1(weights: &[f32], block: &mut [u8]) {
     put_nibbles(&codes, &mut block[8..]);
 }
 
+/// A number for each of the groups of a block, which are searched side by side: a group's own sums have to be added up
+/// in order, and processors do several of them at once.
+type Lanes<const GROUPS: usize> = [f32; GROUPS];
+
+/// The weights by their place within their group.
+fn by_place<const PLACES: usize, const GROUPS: usize>(weights: &[f32]) -> [Lanes<GROUPS>; PLACES] {
+    from_fn(|place| from_fn(|group| weights[PLACES * group + place]))
+}
+
+/// Replaces the numbers of the groups for which `is` holds.
+fn replace<const GROUPS: usize>(is: [bool; GROUPS], lanes: &mut Lanes<GROUPS>, by: &Lanes<GROUPS>) {
+    *lanes = from_fn(|group| if is[group] { by[group] } else { lanes[group] });
+}
+
 /// Groups of 32 weights with a scale and a minimum of 6 bits each.
 fn q4_k(weights: &[f32], block: &mut [u8]) {
     const GROUPS: usize = 8;
-    let mut codes = [0_u8; MAX_BLOCK_WEIGHTS];
-    let (mut scales, mut depths) = ([0.0_f32; GROUPS], [0.0_f32; GROUPS]);
-    for (group, weights) in weights.as_chunks().0.iter().enumerate() {
-        let (scale, depth, found) = best_with_minimum(weights);
-        (scales[group], depths[group]) = (scale, depth);
-        codes[32 * group..][..32].copy_from_slice(&found);
-    }
-    let most = |values: &[f32]| values.iter().fold(0.0_f32, |most, value| most.max(*value));
+    let (scales, depths, found) = best_with_minimum(&by_place::<32, GROUPS>(weights));
+    let most = |values: &[f32]| values.iter().fold(0.0_f32, |most, value| if *value > most { *value } else { most });
     let (most_scale, most_depth) = (most(&scales), most(&depths));
     let six_bits = |value: f32, most: f32| {
         let inverse = if most > 0.0 { 63.0 / most } else { 0.0 };
-        nearest(inverse * value).min(63) as u8
+        nearest(inverse * value).min(63.0) as u8
     };
     block.fill(0);
     let (super_scale, super_depth) = (f16::from_f32(most_scale / 63.0), f16::from_f32(most_depth / 63.0));
     block[..2].copy_from_slice(&super_scale.to_le_bytes());
     block[2..4].copy_from_slice(&super_depth.to_le_bytes());
-    for group in 0..GROUPS {
+    let mut codes = [0_u8; MAX_BLOCK_WEIGHTS];
+    for (group, (weights, codes)) in weights.chunks_exact(32).zip(codes.chunks_exact_mut(32)).enumerate() {
         let (scale, depth) = (six_bits(scales[group], most_scale), six_bits(depths[group], most_depth));
         let packed = &mut block[4..16];
         if group < 4 {
@@ -166,84 +176,102 @@ fn q4_k(weights: &[f32], block: &mut [u8]) {
         }
         let (scale, depth) = (super_scale.to_f32() * f32::from(scale), super_depth.to_f32() * f32::from(depth));
         if scale == 0.0 {
-            continue;
-        }
-        let of_group = 32 * group..32 * (group + 1);
-        for (code, weight) in codes[of_group.clone()].iter_mut().zip(&weights[of_group]) {
-            *code = nearest((weight + depth) / scale).clamp(0, 15) as u8;
+            codes.iter_mut().zip(&found).for_each(|(code, found)| *code = found[group] as u8);
+        } else {
+            let code = |weight: f32| nearest((weight + depth) / scale).clamp(0.0, 15.0) as u8;
+            codes.iter_mut().zip(weights).for_each(|(to, weight)| *to = code(*weight));
         }
     }
     let pairs = codes.as_chunks::<64>().0.iter().flat_map(|codes| codes[..32].iter().zip(&codes[32..]));
     block[16..].iter_mut().zip(pairs).for_each(|(byte, (low, high))| *byte = low | high << 4);
 }
 
-/// Searches for the scale and the minimum with which 4 bits come nearest to 32 weights. Errors of large weights count
-/// more. Returns the scale, how far the minimum is below 0, and the codes.
-fn best_with_minimum(weights: &[f32; 32]) -> (f32, f32, [u8; 32]) {
+/// Searches for the scale and the minimum with which 4 bits come nearest to the 32 weights of each group. Errors of
+/// large weights count more. Returns the scales, how far the minima are below 0, and the codes.
+fn best_with_minimum<const GROUPS: usize>(
+    weights: &[Lanes<GROUPS>; 32],
+) -> (Lanes<GROUPS>, Lanes<GROUPS>, [Lanes<GROUPS>; 32]) {
     const MOST: f32 = 15.0;
     /// The search shrinks and stretches the range of codes by up to one code, in steps of a tenth.
     const STEPS: u8 = 20;
-    let squares = weights.iter().fold(0.0_f32, |sum, weight| sum + weight * weight);
-    let typical = (squares / 32.0).sqrt();
-    let importance = weights.map(|weight| typical + weight.abs());
-    let (min, max) = range(weights);
-    let mut min = if min > 0.0 { 0.0 } else { min };
-    let (mut sum_w, mut sum_x) = (importance[0], importance[0] * weights[0]);
+    let squares: Lanes<GROUPS> =
+        weights.iter().fold([0.0; GROUPS], |sum, x| from_fn(|group| sum[group] + x[group] * x[group]));
+    let typical = squares.map(|squares| (squares / 32.0).sqrt());
+    let importance: [Lanes<GROUPS>; 32] =
+        from_fn(|place| from_fn(|group| typical[group] + weights[place][group].abs()));
+    let (mut min, mut max) = (weights[0], weights[0]);
+    let mut sum_w = importance[0];
+    let mut sum_x: Lanes<GROUPS> = from_fn(|group| sum_w[group] * weights[0][group]);
     for (w, x) in importance.iter().zip(weights).skip(1) {
-        sum_w += w;
-        sum_x += w * x;
+        for group in 0..GROUPS {
+            min[group] = if x[group] < min[group] { x[group] } else { min[group] };
+            max[group] = if x[group] > max[group] { x[group] } else { max[group] };
+            sum_w[group] += w[group];
+            sum_x[group] += w[group] * x[group];
+        }
     }
-    if max == min {
-        return (0.0, -min, [0; 32]);
-    }
-    let codes_of = |inverse: f32, min: f32| weights.map(|x| nearest(inverse * (x - min)).clamp(0, 15) as u8);
-    let error_of = |scale: f32, min: f32, codes: &[u8; 32]| {
+    min = min.map(|min| if min > 0.0 { 0.0 } else { min });
+    // Groups of one value. What the search finds for them is not used.
+    let is_flat: [bool; GROUPS] = from_fn(|group| max[group] == min[group]);
+    let flat_depth = min.map(|min| -min);
+
+    let codes_of = |inverse: &Lanes<GROUPS>, min: &Lanes<GROUPS>| -> [Lanes<GROUPS>; 32] {
+        let code = |x: f32, inverse: f32, min: f32| nearest(inverse * (x - min)).clamp(0.0, MOST);
+        from_fn(|place| from_fn(|group| code(weights[place][group], inverse[group], min[group])))
+    };
+    let error_of = |scale: &Lanes<GROUPS>, min: &Lanes<GROUPS>, codes: &[Lanes<GROUPS>; 32]| -> Lanes<GROUPS> {
         let each = weights.iter().zip(&importance).zip(codes);
-        each.fold(0.0_f32, |error, ((x, w), code)| {
-            let difference = scale * f32::from(*code) + min - x;
-            error + w * (difference * difference)
+        each.fold([0.0; GROUPS], |error, ((x, w), code)| {
+            from_fn(|group| {
+                let difference = scale[group] * code[group] + min[group] - x[group];
+                error[group] + w[group] * (difference * difference)
+            })
         })
     };
-    let inverse = MOST / (max - min);
-    let (mut scale, mut codes) = (1.0 / inverse, codes_of(inverse, min));
-    let mut least = error_of(scale, min, &codes);
+    let inverse: Lanes<GROUPS> = from_fn(|group| MOST / (max[group] - min[group]));
+    let (mut scale, mut codes) = (inverse.map(|inverse| 1.0 / inverse), codes_of(&inverse, &min));
+    let mut least = error_of(&scale, &min, &codes);
     for step in 0..=STEPS {
         // From the best minimum so far.
-        let tried = codes_of((-1.0 + 0.1 * f32::from(step) + MOST) / (max - min), min);
+        let range = -1.0 + 0.1 * f32::from(step) + MOST;
+        let tried = codes_of(&from_fn(|group| range / (max[group] - min[group])), &min);
         // Weighted least squares.
-        let (mut sum_l, mut sum_ll, mut sum_xl) = (0.0_f32, 0.0_f32, 0.0_f32);
+        let [mut sum_l, mut sum_ll, mut sum_xl] = [[0.0_f32; GROUPS]; 3];
         for ((x, w), code) in weights.iter().zip(&importance).zip(&tried) {
-            let code = f32::from(*code);
-            sum_l += w * code;
-            sum_ll += w * code * code;
-            sum_xl += w * code * x;
-        }
-        let determinant = sum_w * sum_ll - sum_l * sum_l;
-        if determinant > 0.0 {
-            let mut new_scale = (sum_w * sum_xl - sum_x * sum_l) / determinant;
-            let mut new_min = (sum_ll * sum_x - sum_l * sum_xl) / determinant;
-            if new_min > 0.0 {
-                (new_scale, new_min) = (sum_xl / sum_ll, 0.0);
-            }
-            let error = error_of(new_scale, new_min, &tried);
-            if error < least {
-                (least, scale, min, codes) = (error, new_scale, new_min, tried);
+            for group in 0..GROUPS {
+                sum_l[group] += w[group] * code[group];
+                sum_ll[group] += w[group] * code[group] * code[group];
+                sum_xl[group] += w[group] * code[group] * x[group];
             }
         }
+        let [mut determinant, mut new_scale, mut new_min] = [[0.0_f32; GROUPS]; 3];
+        for group in 0..GROUPS {
+            let (w, x, l, ll, xl) = (sum_w[group], sum_x[group], sum_l[group], sum_ll[group], sum_xl[group]);
+            determinant[group] = w * ll - l * l;
+            let min = (ll * x - l * xl) / determinant[group];
+            let scale = (w * xl - x * l) / determinant[group];
+            (new_scale[group], new_min[group]) = if min > 0.0 { (xl / ll, 0.0) } else { (scale, min) };
+        }
+        let error = error_of(&new_scale, &new_min, &tried);
+        let is_better: [bool; GROUPS] = from_fn(|group| determinant[group] > 0.0 && error[group] < least[group]);
+        replace(is_better, &mut least, &error);
+        replace(is_better, &mut scale, &new_scale);
+        replace(is_better, &mut min, &new_min);
+        codes.iter_mut().zip(&tried).for_each(|(codes, tried)| replace(is_better, codes, tried));
     }
-    (scale, -min, codes)
+    let mut depth = min.map(|min| -min);
+    replace(is_flat, &mut scale, &[0.0; GROUPS]);
+    replace(is_flat, &mut depth, &flat_depth);
+    codes.iter_mut().for_each(|codes| replace(is_flat, codes, &[0.0; GROUPS]));
+    (scale, depth, codes)
 }
 
 /// Groups of 16 weights with a scale of 8 bits each.
 fn q6_k(weights: &[f32], block: &mut [u8]) {
     const GROUPS: usize = 16;
-    let mut codes = [0_u8; MAX_BLOCK_WEIGHTS];
-    let mut scales = [0.0_f32; GROUPS];
-    for (group, weights) in weights.as_chunks().0.iter().enumerate() {
-        let (scale, found) = best_around_zero(weights);
-        scales[group] = scale;
-        codes[16 * group..][..16].copy_from_slice(&found);
-    }
+    /// Codes are from -32 to 31.
+    const MIDDLE: f32 = 32.0;
+    let (scales, found) = best_around_zero(&by_place::<16, GROUPS>(weights));
     block.fill(0);
     let most = farthest(&scales);
     if most.abs() < MIN_SCALE {
@@ -252,16 +280,16 @@ fn q6_k(weights: &[f32], block: &mut [u8]) {
     let inverse = -128.0 / most;
     let super_scale = f16::from_f32(1.0 / inverse);
     block[208..].copy_from_slice(&super_scale.to_le_bytes());
-    for group in 0..GROUPS {
-        let scale = nearest(inverse * scales[group]).min(127) as i8;
+    let mut codes = [0_u8; MAX_BLOCK_WEIGHTS];
+    for (group, (weights, codes)) in weights.chunks_exact(16).zip(codes.chunks_exact_mut(16)).enumerate() {
+        let scale = nearest(inverse * scales[group]).min(127.0) as i8;
         block[192 + group] = scale as u8;
         let scale = super_scale.to_f32() * f32::from(scale);
         if scale == 0.0 {
-            continue;
-        }
-        let of_group = 16 * group..16 * (group + 1);
-        for (code, weight) in codes[of_group.clone()].iter_mut().zip(&weights[of_group]) {
-            *code = (nearest(weight / scale).clamp(-32, 31) + 32) as u8;
+            codes.iter_mut().zip(&found).for_each(|(code, found)| *code = found[group] as u8);
+        } else {
+            let code = |weight: f32| (nearest(weight / scale).clamp(-MIDDLE, MIDDLE - 1.0) + MIDDLE) as u8;
+            codes.iter_mut().zip(weights).for_each(|(to, weight)| *to = code(*weight));
         }
     }
     for (half, codes) in codes.as_chunks::<128>().0.iter().enumerate() {
@@ -274,32 +302,50 @@ fn q6_k(weights: &[f32], block: &mut [u8]) {
     }
 }
 
-/// Searches for the scale with which 6 bits come nearest to 16 weights. Errors count by the square of the weight.
-/// Returns the scale and the codes with their bias.
-fn best_around_zero(weights: &[f32; 16]) -> (f32, [u8; 16]) {
+/// Searches for the scale with which 6 bits come nearest to the 16 weights of each group. Errors count by the square of
+/// the weight. Returns the scales, and the codes from 0 on.
+fn best_around_zero<const GROUPS: usize>(weights: &[Lanes<GROUPS>; 16]) -> (Lanes<GROUPS>, [Lanes<GROUPS>; 16]) {
     const MIDDLE: f32 = 32.0;
-    let most = farthest(weights);
-    if most.abs() < MIN_SCALE {
-        return (0.0, [0; 16]);
-    }
-    let codes_of = |inverse: f32| weights.map(|x| nearest(inverse * x).clamp(-32, 31));
-    let sums = |codes: &[i32; 16]| {
-        weights.iter().zip(codes).fold((0.0_f32, 0.0_f32), |(sum_xl, sum_ll), (x, code)| {
-            let (w, code) = (x * x, *code as f32);
-            (sum_xl + w * x * code, sum_ll + w * code * code)
-        })
+    let most: Lanes<GROUPS> = weights.iter().fold([0.0; GROUPS], |most, x| {
+        from_fn(|group| if x[group].abs() > most[group].abs() { x[group] } else { most[group] })
+    });
+    // Groups of zeros. What the search finds for them is not used.
+    let is_flat = most.map(|most| most.abs() < MIN_SCALE);
+    let codes_of = |range: f32| -> [Lanes<GROUPS>; 16] {
+        let inverse = most.map(|most| -range / most);
+        let code = |x: f32, inverse: f32| nearest(inverse * x).clamp(-MIDDLE, MIDDLE - 1.0);
+        from_fn(|place| from_fn(|group| code(weights[place][group], inverse[group])))
     };
-    let mut codes = codes_of(-MIDDLE / most);
-    let (sum_xl, sum_ll) = sums(&codes);
-    let mut scale = if sum_ll == 0.0 { 0.0 } else { sum_xl / sum_ll };
-    let mut best = scale * sum_xl;
-    for step in (-9_i8..=9).filter(|step| *step != 0) {
-        let tried = codes_of(-(MIDDLE + 0.1 * f32::from(step)) / most);
-        let (sum_xl, sum_ll) = sums(&tried);
-        if sum_ll > 0.0 && sum_xl * sum_xl > best * sum_ll {
-            (codes, scale) = (tried, sum_xl / sum_ll);
-            best = scale * sum_xl;
+    let sums = |codes: &[Lanes<GROUPS>; 16]| {
+        let [mut sum_xl, mut sum_ll] = [[0.0_f32; GROUPS]; 2];
+        for (x, code) in weights.iter().zip(codes) {
+            for group in 0..GROUPS {
+                let w = x[group] * x[group];
+                sum_xl[group] += w * x[group] * code[group];
+                sum_ll[group] += w * code[group] * code[group];
+            }
         }
+        (sum_xl, sum_ll)
+    };
+    let mut codes = codes_of(MIDDLE);
+    let (sum_xl, sum_ll) = sums(&codes);
+    let mut scale: Lanes<GROUPS> =
+        from_fn(|group| if sum_ll[group] == 0.0 { 0.0 } else { sum_xl[group] / sum_ll[group] });
+    let mut best: Lanes<GROUPS> = from_fn(|group| scale[group] * sum_xl[group]);
+    for step in (-9_i8..=9).filter(|step| *step != 0) {
+        let tried = codes_of(MIDDLE + 0.1 * f32::from(step));
+        let (sum_xl, sum_ll) = sums(&tried);
+        let is_better: [bool; GROUPS] =
+            from_fn(|group| sum_ll[group] > 0.0 && sum_xl[group] * sum_xl[group] > best[group] * sum_ll[group]);
+        let new_scale: Lanes<GROUPS> = from_fn(|group| sum_xl[group] / sum_ll[group]);
+        replace(is_better, &mut scale, &new_scale);
+        replace(is_better, &mut best, &from_fn(|group| new_scale[group] * sum_xl[group]));
+        codes.iter_mut().zip(&tried).for_each(|(codes, tried)| replace(is_better, codes, tried));
     }
-    (scale, codes.map(|code| (code + 32) as u8))
+    for codes in &mut codes {
+        *codes = codes.map(|code| code + MIDDLE);
+        replace(is_flat, codes, &[0.0; GROUPS]);
+    }
+    replace(is_flat, &mut scale, &[0.0; GROUPS]);
+    (scale, codes)
 }
