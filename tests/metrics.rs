@@ -26,7 +26,7 @@ fn recorded_values_are_on_the_page() {
     let page = render().unwrap();
     for metric in METRICS {
         // Only these have labels that are not known beforehand.
-        if metric.name != "pagetide_http_requests_total" && metric.name != "pagetide_build_info" {
+        if !["pagetide_http_requests_total", "pagetide_build_info", "pagetide_weights_bytes"].contains(&metric.name) {
             assert!(page.contains(&format!("# HELP {} ", metric.name)), "{}", metric.name);
             assert!(page.contains(&format!("# TYPE {} {}\n", metric.name, metric.kind.name())), "{}", metric.name);
         }
@@ -67,6 +67,7 @@ fn recorded_values_are_on_the_page() {
     first_token(Duration::from_millis(30));
     http_request("/v1/models", 200);
     build_info("demo", "cpu", "bfloat16");
+    weights_bytes("Q4_K", 4096);
     let execute = Duration::from_millis(20);
     let gap = Some(Duration::from_micros(500));
     step(&StepMetrics { sequences: 2, tokens: 40, execute, gap, ..Default::default() });
@@ -74,6 +75,7 @@ fn recorded_values_are_on_the_page() {
 
     let page = render().unwrap();
     for (series, expected) in [
+        ("pagetide_weights_bytes{format=\"Q4_K\"}", 4096.0),
         ("pagetide_requests_total{outcome=\"stop\"}", 1.0),
         ("pagetide_requests_total{outcome=\"failed\"}", 1.0),
         ("pagetide_e2e_seconds_sum", 4.0),

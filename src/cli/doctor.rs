@@ -57,6 +57,9 @@ struct DoctorReport {
     kernel_cache: Finding<KernelCacheFacts>,
     /// The location of the configured model.
     model: Finding<String>,
+    /// The weight matrices as a start would hold them: `Q4_0 28 matrices 1.7 MiB`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    weights: Option<String>,
     /// How a start would convert the weights, if it has to.
     #[serde(skip_serializing_if = "Option::is_none")]
     conversions: Option<String>,
@@ -193,7 +196,7 @@ impl DoctorReport {
             Ok(outlook) => (outlook, None),
             Err(error) => (LoadOutlook::default(), Some(error.to_string())),
         };
-        let LoadOutlook { conversions, quantized } = outlook;
+        let LoadOutlook { conversions, weights, quantized } = outlook;
         Self {
             version: env!("CARGO_PKG_VERSION"),
             device_kind: device.kind.name(),
@@ -204,6 +207,7 @@ impl DoctorReport {
             cpu,
             kernel_cache: cache(options),
             model: Finding::new(model),
+            weights: (!weights.is_empty()).then(|| weights.to_string()),
             conversions: (!conversions.is_empty()).then(|| conversions.to_string()),
             quantized: quantized.map(|source| QuantizedFacts::new(source, target == LoadTarget::Gpu)),
             runs_on: runs_on.ok(),
@@ -374,11 +378,14 @@ impl Display for DoctorReport {
         writeln!(f, "CPU       {}", self.cpu)?;
         writeln!(f, "kernels   {}", self.kernel_cache)?;
         writeln!(f, "model     {}", self.model)?;
+        if let Some(weights) = &self.weights {
+            writeln!(f, "weights   {weights}")?;
+        }
         if let Some(conversions) = &self.conversions {
-            writeln!(f, "weights   converted: {conversions}")?;
+            writeln!(f, "          converted: {conversions}")?;
         }
         if let Some(quantized) = &self.quantized {
-            writeln!(f, "quantised {quantized}")?;
+            writeln!(f, "          {quantized}")?;
         }
         match &self.runs_on {
             Some(device) if self.problems.is_empty() => {

@@ -41,6 +41,7 @@ pub fn run(options: &ConfigOptions) -> Result<ExitCode, StartError> {
     let loaded = runtime.loaded();
     let model = runtime.handle().model().served_name.clone();
     metrics::build_info(&model, &loaded.device, loaded.dtype.name());
+    loaded.weights.formats().iter().for_each(|(format, counted)| metrics::weights_bytes(format, counted.bytes));
     if config.metrics.enabled && config.metrics.vllm_names {
         metrics::vllm::install(&served_model(&runtime, config));
     }
@@ -257,6 +258,7 @@ fn announce(model: &ModelInfo, loaded: &LoadedModel, url: &str, admin: Option<So
             chat = model.chat_format.describe(),
             device = loaded.device,
             dtype = loaded.dtype.name(),
+            weights = %loaded.weights,
             block_size = loaded.pools.layout.block_size,
             num_device_blocks = loaded.pools.num_device_blocks,
             num_swap_blocks = loaded.pools.num_swap_blocks,
@@ -283,6 +285,7 @@ fn start_block(model: &str, chat: ChatFormat, loaded: &LoadedModel, url: &str, a
         ("chat", chat.describe()),
         ("device", loaded.device.clone()),
         ("dtype", loaded.dtype.name().into()),
+        ("weights", if loaded.weights.is_empty() { "none".into() } else { loaded.weights.to_string() }),
         ("KV cache", format!("{}, {} tokens a block", pool(loaded.pools.num_device_blocks), layout.block_size)),
         ("swap", swap),
         ("listening", url.to_owned()),
@@ -301,6 +304,7 @@ mod tests {
     use pagetide_backend::{DType, KvLayout};
     use pagetide_model::runner::PoolSizes;
     use pagetide_model::spec::Family;
+    use pagetide_model::tally::WeightTally;
     use pagetide_text::chat_output::ToolFormat;
 
     #[test]
@@ -319,6 +323,7 @@ mod tests {
             max_num_seqs: 256,
             num_parameters: 1_234_567_890,
             weights_bytes: 1,
+            weights: WeightTally::default(),
             pools: PoolSizes { layout, num_device_blocks: 2048, num_swap_blocks: 0, max_swap_blocks: 0 },
         };
         let chat = ChatFormat { tools: Some(ToolFormat::Llama3Json), reasoning: None };
@@ -331,6 +336,7 @@ mod tests {
                 "  chat       tool calls llama3_json, reasoning none",
                 "  device     cpu (avx512, 4 threads)",
                 "  dtype      bfloat16",
+                "  weights    none",
                 "  KV cache   2048 blocks, 32768 tokens, 2.00 GiB, 16 tokens a block",
                 "  swap       none",
                 "  listening  http://127.0.0.1:8000",

@@ -2,7 +2,7 @@
 //!
 //! Call [`install`] once at startup. Before that, or without it (in a library or a test), recording does nothing. The
 //! functions take plain values and use fixed handles, so recording is an atomic operation without a lookup, except for
-//! [`http_request`] and [`build_info`].
+//! [`http_request`], [`build_info`] and [`weights_bytes`].
 
 mod ended;
 mod events;
@@ -309,6 +309,14 @@ pub fn build_info(model: &str, device: &str, dtype: &'static str) {
             Label::from_static_parts("dtype", dtype),
         ];
         registry.gauge(&table::BUILD_INFO, labels).set(1.0);
+    }
+}
+
+/// Size of the weight matrices in one format. Call it once for each, when the model is loaded.
+pub fn weights_bytes(format: &'static str, bytes: u64) {
+    if let Some(registry) = REGISTRY.get() {
+        let labels = vec![Label::from_static_parts("format", format)];
+        registry.gauge(&table::WEIGHTS_BYTES, labels).set(bytes as f64);
     }
 }
 

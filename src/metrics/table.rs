@@ -202,6 +202,8 @@ metrics! {
         "Time span that a recording written now would cover (at most recorder.minutes).";
     RECORDINGS = "pagetide_recordings_total" Counter "files" ["cause": "asked, failure"] &[],
         "Recordings written. asked: by POST /admin/recording. failure: because the executor failed.";
+    WEIGHTS_BYTES = "pagetide_weights_bytes" Gauge "bytes" ["format": "bfloat16, float16, float32, or one of ggml's, such as Q4_K"] &[],
+        "Size of the weight matrices that the device holds in this format, without norms and biases.";
     START_TIME = "process_start_time_seconds" Gauge "seconds" [] &[],
         "Start time of the process, in seconds since 1970.";
     BUILD_INFO = "pagetide_build_info" Gauge "none" ["version": "of the program", "model": "as served", "device": "as said at the start", "dtype": "of weights and KV cache"] &[],

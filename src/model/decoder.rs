@@ -4,6 +4,7 @@ use crate::checkpoint::Checkpoint;
 use crate::quantized::Conversions;
 use crate::rope;
 use crate::spec::{ModelSpec, NormPlacement, PositionSpec, RopeSpec};
+use crate::tally::WeightTally;
 use crate::weights::{LinearLayer, Mlp, Weights, WeightsProgress};
 use pagetide_backend::profile::StepPhase;
 use pagetide_backend::{Backend, Batch, DType, ExpertsShape, Heads, KvLayout, Norm, TensorRole};
@@ -67,7 +68,7 @@ impl<B: Backend> Decoder<B> {
         };
         let windowed_rope = spec.windowed_rope.as_ref().map(table).transpose()?;
         let weights = Weights::load(checkpoint, &spec, dtype, backend, progress)?;
-        let operand = if weights.are_quantized { DType::F32 } else { dtype };
+        let operand = if weights.tally.has_quantized() { DType::F32 } else { dtype };
         let residual = Residual::new(&spec, operand, max_rows, backend)?;
         let work = DecoderWorkspace::new(&spec, operand, (max_rows, max_logit_rows), backend)?;
         Ok(Self { spec, dtype, max_rows, max_logit_rows, weights, rope, windowed_rope, residual, work })
@@ -80,6 +81,11 @@ impl<B: Backend> Decoder<B> {
     /// What the load converted.
     pub fn conversions(&self) -> &Conversions {
         &self.weights.conversions
+    }
+
+    /// The weight matrices as the backend got them. A backend without kernels for a format converts it.
+    pub fn tally(&self) -> &WeightTally {
+        &self.weights.tally
     }
 
     /// The layout of this model's KV cache. K and V have the precision of the weights.

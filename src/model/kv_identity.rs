@@ -33,6 +33,7 @@ mod tests {
     use crate::files::DEMO_MODEL;
     use crate::runner::PoolSizes;
     use crate::spec::Family;
+    use crate::tally::WeightTally;
     use pagetide_backend::{DType, KvLayout};
     use std::collections::HashSet;
     use std::fs;
@@ -51,6 +52,7 @@ mod tests {
             max_num_seqs: 1,
             num_parameters: 1,
             weights_bytes: 1,
+            weights: WeightTally::default(),
             pools: PoolSizes { layout, num_device_blocks: 1, num_swap_blocks: 0, max_swap_blocks: 0 },
         }
     }

@@ -19,4 +19,5 @@ pub mod rope;
 pub mod runner;
 pub mod spec;
 pub mod step_runner;
+pub mod tally;
 pub mod weights;

@@ -8,6 +8,7 @@ use crate::quantized::{self, Conversions, QuantModule};
 use crate::quantizer::kept::KeptPlace;
 use crate::quantizer::{MatrixUse, Quantizing};
 use crate::spec::{ExpertsSpec, Family, ModelSpec, NormPlacement, PositionSpec};
+use crate::tally::WeightTally;
 use pagetide_backend::{Backend, DType, Experts, HostTensor, Norm, NormKind, WeightFormat};
 use pagetide_base::error::StartError;
 use std::borrow::Cow;
@@ -64,9 +65,8 @@ pub struct Weights<B: Backend> {
     pub final_norm: Option<Norm<B::Vector>>,
     /// `[vocab, embed]`. `None`: the embeddings are used.
     pub lm_head: Option<B::Matrix>,
-    /// Some matrices were quantised when the backend got them.
-    pub are_quantized: bool,
     pub conversions: Conversions,
+    pub tally: WeightTally,
 }
 
 impl<B: Backend> Weights<B> {
@@ -110,18 +110,8 @@ impl<B: Backend> Weights<B> {
         let final_norm = spec.norm.is_final.then(|| loader.norm(spec, names.final_norm)).transpose()?;
         let project_out = projected.then(|| loader.matrix(&[(names.project_out, embed)], hidden)).transpose()?;
         let lm_head = (!spec.tied_embeddings).then(|| loader.matrix(&[(names.lm_head, vocab)], embed)).transpose()?;
-        let (are_quantized, conversions) = loader.finish()?;
-        Ok(Self {
-            embeddings,
-            positions,
-            project_in,
-            project_out,
-            layers,
-            final_norm,
-            lm_head,
-            are_quantized,
-            conversions,
-        })
+        let (conversions, tally) = loader.finish()?;
+        Ok(Self { embeddings, positions, project_in, project_out, layers, final_norm, lm_head, conversions, tally })
     }
 }
 
@@ -186,8 +176,8 @@ struct Loader<'a, B: Backend> {
     total_bytes: u64,
     /// Number of random matrices so far. Each has its own seed.
     num_random: u64,
-    are_quantized: bool,
     conversions: Conversions,
+    tally: WeightTally,
 }
 
 impl<'a, B: Backend> Loader<'a, B> {
@@ -221,8 +211,8 @@ impl<'a, B: Backend> Loader<'a, B> {
             done_bytes: 0,
             total_bytes,
             num_random: 0,
-            are_quantized: false,
             conversions: Conversions::default(),
+            tally: WeightTally::default(),
         }
     }
 
@@ -287,6 +277,9 @@ impl<'a, B: Backend> Loader<'a, B> {
         let Some(checkpoint) = self.checkpoint else {
             let rows = parts.iter().map(|(_, rows)| rows).sum();
             self.num_random += 1;
+            for (_, rows) in (0..count).flat_map(|_| parts) {
+                self.tally.add(self.dtype.into(), *rows, cols);
+            }
             return self.backend.random_matrices(count, rows, cols, self.dtype, self.num_random);
         };
         let (mut names, mut tensors) = (Vec::new(), Vec::new());
@@ -381,6 +374,9 @@ impl<'a, B: Backend> Loader<'a, B> {
             .map(|((_, rows), name)| checkpoint.tensor(name, &[cols, *rows]))
             .collect::<Result<Vec<_>, _>>()?;
         let matrix = if self.quantizing.is_none() {
+            for matrix in &stored {
+                self.count(&HostTensor { rows: matrix.cols, cols: matrix.rows, ..*matrix });
+            }
             self.backend.transposed_matrix(&stored, self.dtype)?
         } else {
             let turned = names.iter().zip(stored);
@@ -406,6 +402,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         let Some(checkpoint) = self.checkpoint else {
             let rows = parts.iter().map(|(_, rows)| rows).sum();
             self.num_random += 1;
+            parts.iter().for_each(|(_, rows)| self.tally.add(self.dtype.into(), *rows, cols));
             return make_random(self.backend, rows, cols, self.dtype, self.num_random);
         };
         let (names, ordered) = self.read(checkpoint, parts, "weight", Some(cols))?;
@@ -426,11 +423,19 @@ impl<'a, B: Backend> Loader<'a, B> {
         Ok(vector)
     }
 
-    /// The tensors that a backend gets.
+    /// The matrices that a backend gets.
     fn given<'t>(&mut self, tensors: &'t [OrderedTensor<'_>]) -> Vec<HostTensor<'t>> {
-        let is_quantized = |tensor: &OrderedTensor<'_>| matches!(tensor.stored.format, WeightFormat::Quantized(_));
-        self.are_quantized |= tensors.iter().any(is_quantized);
+        tensors.iter().for_each(|tensor| self.count(&tensor.stored));
         tensors.iter().map(OrderedTensor::tensor).collect()
+    }
+
+    /// Counts a matrix, which becomes one of [`Loader::dtype`] if it is plain.
+    fn count(&mut self, matrix: &HostTensor<'_>) {
+        let held = match matrix.format {
+            WeightFormat::Plain(_) => self.dtype.into(),
+            quantized => quantized,
+        };
+        self.tally.add(held, matrix.rows, matrix.cols);
     }
 
     /// The tensors of `parts`: matrices with so many columns, or vectors. Also returns the names in the checkpoint.
@@ -549,10 +554,10 @@ impl<'a, B: Backend> Loader<'a, B> {
     /// An unused bias would give wrong answers without an error. So an unused tensor of a layer is an error; other
     /// unused tensors, such as heads for other purposes, are logged.
     ///
-    /// Returns whether matrices are quantised, and what was converted.
-    fn finish(self) -> Result<(bool, Conversions), StartError> {
-        let Self { spec, are_quantized, .. } = self;
-        let Some(checkpoint) = self.checkpoint else { return Ok((are_quantized, self.conversions)) };
+    /// Returns what was converted, and what the backend got.
+    fn finish(self) -> Result<(Conversions, WeightTally), StartError> {
+        let spec = self.spec;
+        let Some(checkpoint) = self.checkpoint else { return Ok((self.conversions, self.tally)) };
         let is_known = |name: &str| {
             // Older checkpoints store the inputs of the rotary embedding, and those of GPT-2 the causal mask.
             name.ends_with("rotary_emb.inv_freq")
@@ -585,6 +590,6 @@ impl<'a, B: Backend> Loader<'a, B> {
             quantizing.finish();
         }
         (self.progress)(self.total_bytes, self.total_bytes)?;
-        Ok((are_quantized, self.conversions))
+        Ok((self.conversions, self.tally))
     }
 }

@@ -227,6 +227,7 @@ fn metrics_say_what_is_running_and_can_be_switched_off() {
     let build = page.lines().find(|line| line.starts_with("pagetide_build_info{")).expect("it is there");
     assert!(build.contains("model=\"demo\"") && build.contains(env!("CARGO_PKG_VERSION")), "{build}");
     assert!(page.contains("\npagetide_generated_tokens_total 3\n"), "{page}");
+    assert!(page.contains("\npagetide_weights_bytes{format=\"bfloat16\"} 6946816\n"), "{page}");
     let without = Server::start(&["--set", "metrics.enabled=false"]);
     assert!(without.answer("GET", "/metrics", "").starts_with("HTTP/1.1 404"));
     for server in [server, without] {

@@ -29,6 +29,7 @@ use pagetide::ids::{RequestId, TokenId};
 use pagetide::model::loader::LoadedModel;
 use pagetide::model::runner::PoolSizes;
 use pagetide::model::spec::Family;
+use pagetide::model::tally::WeightTally;
 use pagetide::recorder::{Recorder, RecorderLimits};
 use pagetide::sampling::params::{
     FinishReason, Pooling, PositionLogprobs, SamplingDefaults, SamplingParams, TokenLogprob,
@@ -647,6 +648,7 @@ fn loaded() -> LoadedModel {
         max_num_seqs: 512,
         num_parameters: 1,
         weights_bytes: 1,
+        weights: WeightTally::default(),
         pools: PoolSizes { layout, num_device_blocks: 100, num_swap_blocks: NUM_SWAP_BLOCKS, max_swap_blocks },
     }
 }

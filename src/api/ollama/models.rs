@@ -21,8 +21,8 @@ pub struct WeightFacts {
     pub family: &'static str,
     pub num_parameters: u64,
     pub num_bytes: u64,
-    /// bfloat16, float16 or float32.
-    pub dtype: &'static str,
+    /// The format of most weights: bfloat16, float16, float32, or one of ggml's.
+    pub format: &'static str,
     pub on_gpu: bool,
 }
 
@@ -116,10 +116,11 @@ fn details(weights: WeightFacts) -> Value {
         "family": weights.family,
         "families": [weights.family],
         "parameter_size": parameter_size(weights.num_parameters),
-        "quantization_level": match weights.dtype {
+        "quantization_level": match weights.format {
             "bfloat16" => "BF16",
             "float16" => "F16",
-            _ => "F32",
+            "float32" => "F32",
+            quantised => quantised,
         },
     })
 }

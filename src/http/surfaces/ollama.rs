@@ -109,7 +109,7 @@ fn weights(live_settings: &LiveSettings) -> WeightFacts {
         family: loaded.family.model_type(),
         num_parameters: loaded.num_parameters,
         num_bytes: loaded.weights_bytes,
-        dtype: loaded.dtype.name(),
+        format: loaded.weights.formats().first().map_or(loaded.dtype.name(), |(format, _)| format),
         on_gpu: loaded.is_gpu,
     }
 }

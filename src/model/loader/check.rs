@@ -12,6 +12,7 @@ use crate::options::{DeviceKind, LoadFormat, LoadOptions};
 use crate::quantized::Conversions;
 use crate::quantizer::QuantizePlan;
 use crate::spec::ModelSpec;
+use crate::tally::WeightTally;
 use pagetide_backend::cuda::driver;
 use pagetide_base::error::StartError;
 use std::path::PathBuf;
@@ -43,6 +44,8 @@ impl LoadTarget {
 #[derive(Clone, Debug, Default)]
 pub struct LoadOutlook {
     pub conversions: Conversions,
+    /// The matrices as the device would hold them.
+    pub weights: WeightTally,
     /// Of a load that quantises.
     pub quantized: Option<QuantizedSource>,
 }
@@ -97,6 +100,10 @@ pub fn check(
             )
         })?;
         outlook.conversions = decoder.conversions().clone();
+        outlook.weights = match target {
+            LoadTarget::Gpu => decoder.tally().all_in(dtype),
+            LoadTarget::Cpu | LoadTarget::Nowhere => decoder.tally().clone(),
+        };
         outlook.quantized = checkpoint.as_ref().and_then(Checkpoint::quantize_plan).map(QuantizedSource::of);
         if target == LoadTarget::Cpu {
             pagetide_backend::cpu::check_layout(&layout)?;

@@ -74,6 +74,7 @@ fn load_onto<B: Backend + 'static>(
         progress,
     )?;
     let weights_bytes = decoder.conversions().weights_bytes(stored_bytes, dtype);
+    let weights = decoder.tally().clone();
     let pools = pool_sizes(options, layout, max_model_len, spare_swap_bytes(), available_memory_budget(options))?;
     let runner = ModelRunner::new(backend, decoder, pools)?;
     let loaded = LoadedModel {
@@ -87,6 +88,7 @@ fn load_onto<B: Backend + 'static>(
         max_num_seqs: max_num_batched_tokens,
         num_parameters,
         weights_bytes,
+        weights,
         pools,
     };
     Ok((Box::new(runner), loaded))

@@ -65,6 +65,8 @@ pub fn load_on_gpu(
         "{share} of the GPU's {total} bytes, less the {used} bytes that weights, workspace and other programs take"
     );
     let pools = pool_sizes(options, layout, max_model_len, 0, || Ok((budget.saturating_sub(used), share_of)))?;
+    // A GPU has no kernels for quantised weights.
+    let weights = decoder.tally().all_in(dtype);
     let runner = make_runner(backend, decoder, pools)?;
 
     let loaded = LoadedModel {
@@ -78,6 +80,7 @@ pub fn load_on_gpu(
         max_num_seqs: loading.max_seqs(),
         num_parameters,
         weights_bytes,
+        weights,
         pools,
     };
     Ok((GpuRunner { loading, pools, runner: Some(runner) }, loaded))

@@ -5,6 +5,7 @@ use super::sizes::{LoadedModel, dtype, max_model_len, pool_sizes};
 use crate::null::NullRunner;
 use crate::options::LoadOptions;
 use crate::spec::ModelSpec;
+use crate::tally::WeightTally;
 use pagetide_base::error::StartError;
 
 /// The pools have the same sizes as on the CPU, so that scheduling is the same. Nothing is allocated.
@@ -25,6 +26,7 @@ pub(super) fn load(options: &LoadOptions, spec: &ModelSpec) -> Result<(NullRunne
         max_num_seqs: max_num_batched_tokens,
         num_parameters: spec.num_parameters(),
         weights_bytes: 0,
+        weights: WeightTally::default(),
         pools: pool_sizes(options, layout, max_model_len, spare_swap_bytes(), available_memory_budget(options))?,
     };
     Ok((NullRunner::new(spec.vocab_size, spec.embed_size), loaded))

@@ -7,6 +7,7 @@ use crate::quantizer::kept::KeptPlace;
 use crate::quantizer::{QUANTIZER_VERSION, QuantizePlan};
 use crate::runner::PoolSizes;
 use crate::spec::{Family, ModelSpec};
+use crate::tally::WeightTally;
 use pagetide_backend::{DType, KvLayout};
 use pagetide_base::error::StartError;
 use std::path::Path;
@@ -29,6 +30,7 @@ pub struct LoadedModel {
     pub max_num_seqs: usize,
     pub num_parameters: u64,
     pub weights_bytes: u64,
+    pub weights: WeightTally,
     pub pools: PoolSizes,
 }
 

@@ -1,0 +1,90 @@
+//! A model's weight matrices, counted by the format in which a device holds them.
+
+use pagetide_backend::{DType, WeightFormat};
+use std::collections::HashMap;
+use std::fmt;
+
+/// The matrices of a model. Norms and biases are not counted.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct WeightTally {
+    formats: HashMap<WeightFormat, FormatTally>,
+}
+
+/// The matrices in one format.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FormatTally {
+    /// The parts of fused matrices, and those of single experts.
+    pub matrices: usize,
+    pub weights: u64,
+    pub bytes: u64,
+}
+
+impl WeightTally {
+    /// Counts a matrix of `rows` rows with `cols` weights each.
+    pub(crate) fn add(&mut self, format: WeightFormat, rows: usize, cols: usize) {
+        let counted = self.formats.entry(format).or_default();
+        counted.matrices += 1;
+        counted.weights += rows as u64 * cols as u64;
+        counted.bytes += format.row_bytes(cols).unwrap_or(0) as u64 * rows as u64;
+    }
+
+    /// The same matrices, all in `dtype`.
+    pub(crate) fn all_in(&self, dtype: DType) -> Self {
+        let sum = |count: fn(&FormatTally) -> u64| self.formats.values().map(count).sum::<u64>();
+        let weights = sum(|counted| counted.weights);
+        let matrices = self.formats.values().map(|counted| counted.matrices).sum();
+        let all = FormatTally { matrices, weights, bytes: weights * dtype.size_bytes() as u64 };
+        Self { formats: if matrices == 0 { HashMap::new() } else { HashMap::from([(dtype.into(), all)]) } }
+    }
+
+    /// Whether any matrix is quantised.
+    pub fn has_quantized(&self) -> bool {
+        self.formats.keys().any(|format| matches!(format, WeightFormat::Quantized(_)))
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.formats.is_empty()
+    }
+
+    /// The names of the formats with what is in them, most bytes first.
+    pub fn formats(&self) -> Vec<(&'static str, FormatTally)> {
+        let name = |format: &WeightFormat| match format {
+            WeightFormat::Plain(dtype) => dtype.name(),
+            WeightFormat::Quantized(format) => format.name(),
+        };
+        let mut formats: Vec<_> = self.formats.iter().map(|(format, counted)| (name(format), *counted)).collect();
+        formats.sort_unstable_by_key(|(name, counted)| (std::cmp::Reverse(counted.bytes), *name));
+        formats
+    }
+}
+
+impl fmt::Display for WeightTally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, (name, FormatTally { matrices, bytes, .. })) in self.formats().into_iter().enumerate() {
+            let comma = if index == 0 { "" } else { ", " };
+            let plural = if matrices == 1 { "matrix" } else { "matrices" };
+            write!(f, "{comma}{name} {matrices} {plural} {:.1} MiB", bytes as f64 / f64::from(1 << 20))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pagetide_backend::quant::QuantFormat;
+
+    #[test]
+    fn matrices_are_counted_by_format() {
+        let mut tally = WeightTally::default();
+        assert!(tally.is_empty() && tally.all_in(DType::F16).is_empty() && tally.to_string().is_empty());
+        tally.add(DType::BF16.into(), 1024, 1024);
+        assert!(!tally.has_quantized());
+        for _ in 0..3 {
+            tally.add(WeightFormat::Quantized(QuantFormat::Q8_0), 1024, 2048);
+        }
+        assert!(tally.has_quantized());
+        assert_eq!(tally.to_string(), "Q8_0 3 matrices 6.4 MiB, bfloat16 1 matrix 2.0 MiB");
+        assert_eq!(tally.all_in(DType::F32).to_string(), "float32 4 matrices 28.0 MiB");
+    }
+}
