@@ -3,7 +3,7 @@
 //! the block size, or on whether steps are planned ahead.
 
 use pagetide::backend::cpu::Isa;
-use pagetide::config::{AdmissionPolicy, Config, DtypeChoice, Overlap, PreemptionMode};
+use pagetide::config::{AdmissionPolicy, Config, DtypeChoice, Overlap, PreemptionMode, Quantization};
 use pagetide::metrics;
 use pagetide::offline::{Engine, GenerateParams, RequestOutput};
 use pagetide::sampling::extra::{Dry, DryBreakers, DynamicTemperature, ExtraSamplers, Mirostat, MirostatVersion, Xtc};
@@ -233,6 +233,22 @@ fn every_instruction_set_gives_the_same_text() {
         let device = |config: &mut Config| {
             config.model.dtype = DtypeChoice::Bfloat16;
             config.device.isa = isa.name().parse().expect("the configuration has every instruction set");
+        };
+        check(70, params, &device, &pressures);
+    }
+}
+
+/// Quantised weights have kernels of their own. Those of a GGUF file are the same to them.
+#[test]
+fn quantised_weights_give_the_same_text() {
+    let pressures = [
+        pressure(PreemptionMode::Swap, 16, 24, 2, 256, Overlap::Off),
+        pressure(PreemptionMode::Recompute, 5, 60, 3, 90, Overlap::On),
+    ];
+    for quantization in [Quantization::Q4_0, Quantization::Q8_0] {
+        let device = |config: &mut Config| {
+            config.model.quantization = quantization;
+            config.model.quantization_cache = Some("off".into());
         };
         check(70, params, &device, &pressures);
     }

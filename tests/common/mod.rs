@@ -4,6 +4,7 @@
 use pagetide::backend::cpu::{CpuBackend, CpuOptions, Isa};
 use pagetide::backend::{Backend, Batch, BatchSeq, DType, NO_SOURCE};
 use pagetide::error::StartError;
+use pagetide::model::checkpoint::Checkpoint;
 use pagetide::model::decoder::Decoder;
 use pagetide::model::files::ModelFiles;
 use pagetide::model::spec::ModelSpec;
@@ -95,19 +96,19 @@ pub fn load(
     progress: &mut WeightsProgress<'_>,
 ) -> Result<(CpuBackend, Decoder<CpuBackend>), StartError> {
     let files = ModelFiles::open(directory)?;
-    let spec = ModelSpec::load(&files)?;
+    load_checkpoint(&files.checkpoint()?, ModelSpec::load(&files)?, settings, progress)
+}
+
+pub fn load_checkpoint(
+    checkpoint: &Checkpoint,
+    spec: ModelSpec,
+    settings: &Settings,
+    progress: &mut WeightsProgress<'_>,
+) -> Result<(CpuBackend, Decoder<CpuBackend>), StartError> {
     let backend = CpuBackend::new(CpuOptions { threads: Some(settings.num_threads), isa: settings.isa })?;
     let Settings { dtype, max_rows, max_logit_rows, max_model_len, .. } = *settings;
-    let decoder = Decoder::load(
-        Some(&files.checkpoint()?),
-        spec,
-        dtype,
-        max_rows,
-        max_logit_rows,
-        max_model_len,
-        &backend,
-        progress,
-    )?;
+    let decoder =
+        Decoder::load(Some(checkpoint), spec, dtype, max_rows, max_logit_rows, max_model_len, &backend, progress)?;
     Ok((backend, decoder))
 }
 

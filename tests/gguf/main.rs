@@ -17,11 +17,16 @@ mod quantizer;
 mod refusals;
 
 use checks::{GoldenModel, directory, isas, mixed_at_random, settings};
-use common::{Golden, GoldenPrompt, Sequence, Settings, logprob};
+use common::{Driver, Golden, GoldenPrompt, Sequence, Settings, logprob};
 use converter::{BF16, Encoding, F16, F32, SourceModel, plain};
 use pagetide::backend::DType;
-use pagetide::backend::cpu::Isa;
-use quantizer::{Choose, Q4_0, Q8_0, dequantized, quantized};
+use pagetide::backend::cpu::{CpuBackend, Isa};
+use pagetide::backend::quant::QuantFormat;
+use pagetide::model::files::ModelFiles;
+use pagetide::model::options::Quantization;
+use pagetide::model::quantizer::{MatrixUse, QuantizePlan};
+use pagetide::model::spec::ModelSpec;
+use quantizer::{Choose, dequantized, quantized};
 use serde_json::{Value, json};
 use std::fs;
 use tempfile::TempDir;
@@ -58,14 +63,18 @@ macro_rules! goldens {
 
 /// The logits of all tokens of the prompts.
 fn logits(model: &GoldenModel, isa: Option<Isa>) -> Vec<Vec<f32>> {
-    let mut driver = model.driver(&Settings { isa, ..settings(model.golden.max_model_len) });
+    let driver = model.driver(&Settings { isa, ..settings(model.golden.max_model_len) });
+    logits_of(driver, &model.golden)
+}
+
+fn logits_of(mut driver: Driver<CpuBackend>, golden: &Golden) -> Vec<Vec<f32>> {
     let of_prompt = |prompt: &GoldenPrompt| {
         let mut sequence = Sequence::new(&prompt.tokens);
         let logits = driver.step(&mut [(&mut sequence, prompt.tokens.len())]).remove(0);
         driver.free(sequence);
         logits
     };
-    model.golden.prompts.iter().flat_map(of_prompt).collect()
+    golden.prompts.iter().flat_map(of_prompt).collect()
 }
 
 #[track_caller]
@@ -89,8 +98,9 @@ fn distance(golden: &Golden, logits: &[Vec<f32>]) -> f32 {
 }
 
 /// Values and heads in another format than the rest, as in llama.cpp's mixtures.
-fn mixture(name: &str) -> u32 {
-    if ["attn_v", "ffn_down", "output.weight"].iter().any(|part| name.contains(part)) { Q8_0 } else { Q4_0 }
+fn mixture(name: &str, _: usize) -> Option<QuantFormat> {
+    let is_precise = ["attn_v", "ffn_down", "output.weight"].iter().any(|part| name.contains(part));
+    Some(if is_precise { QuantFormat::Q8_0 } else { QuantFormat::Q4_0 })
 }
 
 /// The mean of the differences of logits.
@@ -103,7 +113,8 @@ fn mean_difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
 /// outputs: random weights have no margin for 4 bits, so that bound is wide.
 #[test]
 fn quantised_models_compute_what_their_blocks_say() {
-    let encodings: [(&Choose<'_>, f32); 3] = [(&|_| Q8_0, 0.13), (&|_| Q4_0, 1.0), (&mixture, 1.0)];
+    let encodings: [(&Choose<'_>, f32); 3] =
+        [(&|_, _| Some(QuantFormat::Q8_0), 0.13), (&|_, _| Some(QuantFormat::Q4_0), 1.0), (&mixture, 1.0)];
     for name in
         ["llama-mha", "llama-gqa-tied", "mixtral", "qwen3", "qwen3-moe-norm", "gemma2", "gemma3", "phi3", "gpt2"]
     {
@@ -115,6 +126,39 @@ fn quantised_models_compute_what_their_blocks_say() {
                 let (rounding, loss) = (mean_difference(&logits, &meant), distance(&stored.model.golden, &logits));
                 assert!(rounding < 0.08 && loss < most, "{name} on {isa:?}: {rounding}, {loss}");
             }
+        }
+    }
+}
+
+/// A checkpoint in safetensors that is quantised when it is loaded, beside a GGUF file with the same formats.
+#[test]
+fn quantised_at_the_load_or_before_it_computes_the_same_bytes() {
+    for name in ["llama-mha", "llama-gqa-tied", "mixtral", "qwen3-moe-norm", "qwen3", "phi3", "gpt2"] {
+        let path = directory(name);
+        for to in Quantization::ALL.iter().filter(|to| **to != Quantization::None) {
+            let plan = QuantizePlan { to: *to, place: None };
+            let files = ModelFiles::open(path.to_str().unwrap()).unwrap();
+            let spec = ModelSpec::load(&files).unwrap();
+            let is_tied = spec.tied_embeddings;
+            let choose = |name: &str, cols: usize| {
+                let matrix = match name {
+                    "output.weight" => MatrixUse::Head,
+                    "token_embd.weight" if is_tied => MatrixUse::Head,
+                    "position_embd.weight" => MatrixUse::Plain,
+                    _ if name.ends_with("ffn_gate_inp.weight") => MatrixUse::Plain,
+                    _ => MatrixUse::Layer,
+                };
+                plan.format(matrix, cols)
+            };
+            let before = Converted::of(name, &quantized(&choose));
+            let mut checkpoint = files.checkpoint().unwrap();
+            checkpoint.quantize(plan.clone());
+            let golden = &before.model.golden;
+            let settings = settings(golden.max_model_len);
+            let (backend, decoder) = common::load_checkpoint(&checkpoint, spec, &settings, &mut |_, _| Ok(())).unwrap();
+            assert!(decoder.tally().has_quantized() && !decoder.conversions().is_empty(), "{name} in {to}");
+            let found = logits_of(Driver::over(backend, decoder, settings.block_size), golden);
+            assert!(found == logits(&before.model, None), "{name} in {to}");
         }
     }
 }

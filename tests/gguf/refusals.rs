@@ -4,6 +4,9 @@ use crate::checks::settings;
 use crate::common;
 use crate::converter::{F32, SourceModel, plain};
 use crate::gguf_files::GgufWriter;
+use pagetide::actors::preflight::check_model;
+use pagetide::config::{Config, DeviceKind, Quantization};
+use pagetide::model::loader::LoadTarget;
 use serde_json::json;
 use std::fs;
 use std::path::Path;
@@ -46,6 +49,22 @@ fn a_directory_says_which_models_it_holds() {
     assert_eq!(error(folder.path()), None);
     fs::write(folder.path().join("tiny-Q4_0.gguf"), &file).unwrap();
     refused(folder.path(), &["holds several models; give one: ", "tiny-Q4_0.gguf, ", "tiny-Q8_0.gguf"]);
+}
+
+#[test]
+fn a_gguf_file_is_not_quantised_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tiny.gguf");
+    fs::write(&path, llama().to_gguf(&plain(F32))).unwrap();
+    let mut config = Config::default();
+    config.model.path = path.to_str().unwrap().into();
+    config.device.kind = DeviceKind::Cpu;
+    let check = |config: &Config| check_model(config, LoadTarget::of(&config.load_options()));
+    assert!(check(&config).unwrap().quantized.is_none());
+    config.model.quantization = Quantization::Q4_0;
+    let message = check(&config).unwrap_err().to_string();
+    let expected = format!("model.quantization = q4_0: {} is a GGUF file", path.display());
+    assert!(message.contains(&expected) && message.contains("set model.quantization = none"), "{message}");
 }
 
 #[test]
