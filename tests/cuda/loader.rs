@@ -5,7 +5,7 @@ use crate::support::{device, options, root};
 use pagetide::backend::cuda::CudaBackend;
 use pagetide::backend::cuda::device::Device;
 use pagetide::backend::{DType, KvLayout};
-use pagetide::config::Config;
+use pagetide::config::{Config, Quantization};
 use pagetide::engine::plan::{PlannedSeq, PromptLogprobsPlan, SamplePlan, StepPlan};
 use pagetide::error::StartError;
 use pagetide::ids::{BlockId, SeqId};
@@ -74,12 +74,11 @@ fn token(runner: &mut impl StepRunner) -> u32 {
     runner.finish().seqs[0].sampled[0].token
 }
 
-#[test]
-fn logits_are_what_log_probabilities_are_made_of() {
-    let (mut runner, _, _) = load(64 << 20, |_| {}).unwrap();
+/// A prompt of which the tokens from the fourth on are judged.
+fn judged() -> StepPlan {
     let prompt: Vec<u32> = (3..15).collect();
     let targets = prompt[3..].to_vec();
-    let plan = StepPlan {
+    StepPlan {
         batch: vec![PlannedSeq {
             hidden_rows: 0..0,
             seq: SeqId(1),
@@ -91,7 +90,39 @@ fn logits_are_what_log_probabilities_are_made_of() {
             prompt_logprobs: Some(Box::new(PromptLogprobsPlan { first_row: 2, targets, num_top: 0 })),
         }],
         ..StepPlan::default()
+    }
+}
+
+/// There are no kernels for quantised weights, so they take the memory of the others.
+#[test]
+fn weights_that_the_load_quantises_are_converted_again() {
+    let logits = |quantization: Quantization| {
+        let change = |config: &mut Config| {
+            config.model.quantization = quantization;
+            config.model.quantization_cache = Some("off".into());
+        };
+        let (mut runner, loaded, _) = load(64 << 20, change).unwrap();
+        let mut logits: Vec<f32> = Vec::new();
+        runner.logits(&judged(), &mut |rows| logits.extend_from_slice(rows));
+        (loaded.weights.to_string(), loaded.weights_bytes, logits)
     };
+    let plain = logits(Quantization::None);
+    let mut differences = Vec::new();
+    for quantization in [Quantization::Q8_0, Quantization::Q4_0] {
+        let quantised = logits(quantization);
+        assert_eq!((&quantised.0, quantised.1), (&plain.0, plain.1));
+        let pairs = quantised.2.iter().zip(&plain.2);
+        differences.push(pairs.map(|(a, b)| (a - b).abs()).sum::<f32>() / plain.2.len() as f32);
+    }
+    let [eight_bits, four_bits] = differences[..] else { panic!("two formats") };
+    assert!(eight_bits > 1e-5 && eight_bits < 0.05, "{eight_bits}");
+    assert!(four_bits > 3.0 * eight_bits && four_bits < 1.0, "{four_bits}");
+}
+
+#[test]
+fn logits_are_what_log_probabilities_are_made_of() {
+    let (mut runner, _, _) = load(64 << 20, |_| {}).unwrap();
+    let plan = judged();
     runner.submit(&plan);
     let expected = runner.finish().seqs.remove(0).prompt_logprobs;
     let (mut logits, mut num_calls) = (Vec::new(), 0);
