@@ -176,7 +176,13 @@ fn begin(backend: &mut CpuBackend, seqs: usize, computed: usize, rows: usize) {
 }
 
 fn kv_layout() -> KvLayout {
-    KvLayout { num_layers: NUM_LAYERS, num_kv_heads: 8, head_dim: 64, block_size: BLOCK_SIZE, dtype: DType::BF16 }
+    KvLayout {
+        num_layers: NUM_LAYERS,
+        num_kv_heads: 8,
+        head_dim: 64,
+        block_size: BLOCK_SIZE,
+        dtype: DType::BF16.into(),
+    }
 }
 
 fn attention(group: &mut Group<'_>, backend: &mut CpuBackend) {

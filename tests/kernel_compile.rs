@@ -35,7 +35,7 @@ fn options(dtype: DType, head_dim: usize, group: usize, block_size: usize) -> Cu
     CudaOptions {
         dtype,
         num_heads: group * num_kv_heads,
-        kv: KvLayout { num_layers: 32, num_kv_heads, head_dim, block_size, dtype },
+        kv: KvLayout { num_layers: 32, num_kv_heads, head_dim, block_size, dtype: dtype.into() },
         vocab_size: 32_000,
         max_rows: 2048,
         max_seqs: 256,

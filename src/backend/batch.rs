@@ -1,28 +1,9 @@
-//! The input of a step, the requests about its logits, and the shape of the KV cache.
+//! The input of a step, and the requests about its logits.
 
-use super::tensors::DType;
 use pagetide_base::ids::TokenId;
 use pagetide_base::sampling::params::{PositionLogprobs, Sampled, SamplingParams, TokenLimits};
 use pagetide_base::sampling::sampler::Draw;
 use std::ops::Range;
-
-/// The shape of the KV cache. One block holds `block_size` tokens of every layer and is contiguous:
-/// `[num_layers, 2 (K, V), num_kv_heads, block_size, head_dim]` of `dtype`, so that moving a block is one copy. A
-/// backend may choose its own layout for the last two dimensions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KvLayout {
-    pub num_layers: usize,
-    pub num_kv_heads: usize,
-    pub head_dim: usize,
-    pub block_size: usize,
-    pub dtype: DType,
-}
-
-impl KvLayout {
-    pub fn block_bytes(&self) -> usize {
-        self.num_layers * 2 * self.num_kv_heads * self.block_size * self.head_dim * self.dtype.size_bytes()
-    }
-}
 
 /// Steps that a device has at once: one that runs, and one that is queued behind it, so that the device never waits for
 /// the host.

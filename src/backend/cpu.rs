@@ -5,7 +5,7 @@
 //! - `simd`: sixteen float32 lanes on each instruction set. Kernels are written once over these.
 //! - `team`: the threads; `rows`: work that is split by rows.
 //! - `pack`, `gemm`: weights, plain and quantised, and matrix products; `experts`; `heads`, `attention`; `elementwise`:
-//!   norms, activations and the like.
+//!   norms, activations and the like; `kv_codes`: the codes of a quantised KV cache.
 //! - `sampling`: from logits to tokens.
 //! - `countable`, `limits`: what a profile needs to know.
 //! - `tensors`: activations; `memory`: buffers and the pools of KV blocks; `copier`: copies between these.
@@ -22,6 +22,7 @@ mod experts;
 mod gemm;
 mod heads;
 mod isa;
+mod kv_codes;
 mod limits;
 mod memory;
 #[cfg(target_os = "linux")]

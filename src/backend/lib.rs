@@ -10,6 +10,7 @@
 mod batch;
 pub mod cpu;
 pub mod cuda;
+mod kv_layout;
 mod layers;
 pub mod profile;
 pub mod quant;
@@ -17,8 +18,9 @@ mod quantize;
 mod tensors;
 
 pub use batch::{
-    Batch, BatchSeq, FinishedCopy, KvLayout, LogitsRequest, LogitsResult, LogitsWant, MAX_STEPS_IN_FLIGHT, NO_SOURCE,
+    Batch, BatchSeq, FinishedCopy, LogitsRequest, LogitsResult, LogitsWant, MAX_STEPS_IN_FLIGHT, NO_SOURCE,
 };
+pub use kv_layout::{CodeType, KvDType, KvLayout};
 pub use layers::{Activation, AttentionShape, Experts, ExpertsShape, Norm, NormKind, Rope};
 pub use quantize::QuantizeBlock;
 pub(crate) use tensors::elements;

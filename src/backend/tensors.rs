@@ -4,7 +4,7 @@ use crate::quant::QuantFormat;
 use pagetide_base::error::StartError;
 use std::fmt;
 
-/// Element type of weights and of the KV cache. Reductions are always float32.
+/// Type of an element that is stored by itself. Reductions are always float32.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum DType {
     F32,

@@ -310,7 +310,8 @@ mod tests {
     #[test]
     fn the_start_block_gives_the_pools_in_blocks_tokens_and_gib() {
         // A block of 1 MiB.
-        let layout = KvLayout { num_layers: 16, num_kv_heads: 8, head_dim: 128, block_size: 16, dtype: DType::BF16 };
+        let layout =
+            KvLayout { num_layers: 16, num_kv_heads: 8, head_dim: 128, block_size: 16, dtype: DType::BF16.into() };
         assert_eq!(layout.block_bytes(), 1 << 20);
         let loaded = LoadedModel {
             device: "cpu (avx512, 4 threads)".into(),

@@ -88,7 +88,7 @@ impl<B: Backend> Decoder<B> {
         &self.weights.tally
     }
 
-    /// The layout of this model's KV cache. K and V have the precision of the weights.
+    /// The layout of a KV cache of the weights' type.
     pub fn kv_layout(&self, block_size: usize) -> KvLayout {
         self.spec.kv_layout(block_size, self.dtype)
     }

@@ -34,13 +34,14 @@ mod tests {
     use crate::runner::PoolSizes;
     use crate::spec::Family;
     use crate::tally::WeightTally;
-    use pagetide_backend::{DType, KvLayout};
+    use pagetide_backend::{CodeType, DType, KvDType, KvLayout};
     use std::collections::HashSet;
     use std::fs;
     use std::path::Path;
 
-    fn loaded(block_size: usize, arithmetic: &str) -> LoadedModel {
-        let layout = KvLayout { num_layers: 1, num_kv_heads: 1, head_dim: 8, block_size, dtype: DType::F32 };
+    fn loaded(block_size: usize, arithmetic: &str, dtype: impl Into<KvDType>) -> LoadedModel {
+        let dtype = dtype.into();
+        let layout = KvLayout { num_layers: 1, num_kv_heads: 1, head_dim: 8, block_size, dtype };
         LoadedModel {
             device: "cpu".into(),
             is_gpu: false,
@@ -58,19 +59,25 @@ mod tests {
     }
 
     #[test]
-    fn another_model_layout_or_arithmetic_has_another_identity() {
+    fn another_model_layout_type_or_arithmetic_has_another_identity() {
         let demo = ModelFiles::open(DEMO_MODEL).unwrap();
         let of = |files: &ModelFiles, block_size, arithmetic| {
-            kv_identity(files, LoadFormat::Auto, Quantization::None, &loaded(block_size, arithmetic)).unwrap()
+            let loaded = loaded(block_size, arithmetic, DType::F32);
+            kv_identity(files, LoadFormat::Auto, Quantization::None, &loaded).unwrap()
         };
         let known = of(&demo, 4, "avx2");
         assert_eq!(of(&demo, 4, "avx2"), known);
         assert_ne!(of(&demo, 8, "avx2"), known);
         assert_ne!(of(&demo, 4, "amx"), known);
-        let with = |format, quantization| kv_identity(&demo, format, quantization, &loaded(4, "avx2")).unwrap();
-        assert_ne!(with(LoadFormat::Dummy, Quantization::None), known);
-        let all: HashSet<_> = Quantization::ALL.iter().map(|to| with(LoadFormat::Auto, *to)).collect();
+        let plain = |format, to| kv_identity(&demo, format, to, &loaded(4, "avx2", DType::F32)).unwrap();
+        assert_ne!(plain(LoadFormat::Dummy, Quantization::None), known);
+        let all: HashSet<_> = Quantization::ALL.iter().map(|to| plain(LoadFormat::Auto, *to)).collect();
         assert!(all.len() == Quantization::ALL.len() && all.contains(&known));
+        let [int8, fp8] = [CodeType::Int8, CodeType::Fp8].map(|codes| {
+            let loaded = loaded(4, "avx2", KvDType::Codes(codes));
+            kv_identity(&demo, LoadFormat::Auto, Quantization::None, &loaded).unwrap()
+        });
+        assert!(int8 != known && fp8 != known && int8 != fp8);
         // The same files elsewhere, and then other weights.
         let folder = tempfile::tempdir().unwrap();
         let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");

@@ -1,7 +1,7 @@
 //! A model as data: the differences between families that the one forward pass reads.
 
 use crate::quantized::scheme::QuantScheme;
-use pagetide_backend::{Activation, AttentionShape, DType, ExpertsShape, KvLayout, NormKind};
+use pagetide_backend::{Activation, AttentionShape, DType, ExpertsShape, KvDType, KvLayout, NormKind};
 use pagetide_base::error::StartError;
 use pagetide_base::ids::TokenId;
 
@@ -240,9 +240,9 @@ impl ModelSpec {
         Some(ExpertsShape { num_experts, num_chosen, hidden_size, intermediate_size, activation, renormalize })
     }
 
-    pub fn kv_layout(&self, block_size: usize, dtype: DType) -> KvLayout {
+    pub fn kv_layout(&self, block_size: usize, dtype: impl Into<KvDType>) -> KvLayout {
         let AttentionSpec { num_kv_heads, head_dim, .. } = self.attention;
-        KvLayout { num_layers: self.num_layers(), num_kv_heads, head_dim, block_size, dtype }
+        KvLayout { num_layers: self.num_layers(), num_kv_heads, head_dim, block_size, dtype: dtype.into() }
     }
 
     /// Default maximum number of tokens of a sequence: what the model was made for.

@@ -50,7 +50,7 @@ impl Case {
 
     fn layout(&self) -> KvLayout {
         let AttentionShape { num_kv_heads, head_dim, .. } = self.shape;
-        KvLayout { num_layers: 2, num_kv_heads, head_dim, block_size: self.block_size, dtype: self.dtype }
+        KvLayout { num_layers: 2, num_kv_heads, head_dim, block_size: self.block_size, dtype: self.dtype.into() }
     }
 
     fn cols(&self) -> usize {

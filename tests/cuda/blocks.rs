@@ -2,17 +2,18 @@
 
 use crate::support::{device, options, thread_orders};
 use pagetide::backend::cuda::CudaBackend;
-use pagetide::backend::{Backend, DType, KvLayout};
+use pagetide::backend::{Backend, DType, KvDType, KvLayout};
 use pagetide::ids::{BlockId, KvPlace};
 
 /// Blocks of 4 MiB, of which a call takes several parts.
-const LAYOUT: KvLayout = KvLayout { num_layers: 16, num_kv_heads: 8, head_dim: 64, block_size: 64, dtype: DType::F32 };
+const F32: KvDType = KvDType::Plain(DType::F32);
+const LAYOUT: KvLayout = KvLayout { num_layers: 16, num_kv_heads: 8, head_dim: 64, block_size: 64, dtype: F32 };
 
 /// Also while copies between the tiers are under way, which reading and writing wait for.
 #[test]
 fn blocks_are_read_and_written_from_the_host() {
     for order in thread_orders() {
-        let mut backend = CudaBackend::new(device(order), options(LAYOUT.dtype, 8, LAYOUT)).unwrap();
+        let mut backend = CudaBackend::new(device(order), options(DType::F32, 8, LAYOUT)).unwrap();
         backend.allocate_kv(LAYOUT, 6, 6).unwrap();
         let bytes = LAYOUT.block_bytes();
         let content = |number: u8| (0..bytes).map(move |at| number.wrapping_mul(31).wrapping_add((at / 7) as u8));

@@ -65,7 +65,7 @@ fn batch(rows: usize) -> Batch {
 }
 
 fn layout(case: &Case) -> KvLayout {
-    KvLayout { num_layers: 1, num_kv_heads: 1, head_dim: 8, block_size: 1, dtype: case.dtype }
+    KvLayout { num_layers: 1, num_kv_heads: 1, head_dim: 8, block_size: 1, dtype: case.dtype.into() }
 }
 
 fn experts<B: Backend>(backend: &B, case: &Case) -> Experts<B::Matrix, B::Matrices> {

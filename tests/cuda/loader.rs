@@ -177,7 +177,7 @@ fn what_does_not_fit_says_what_to_change() {
 #[test]
 fn head_sizes_that_the_kernels_cannot_take_are_refused() {
     for head_dim in [12, 264] {
-        let kv = KvLayout { num_layers: 1, num_kv_heads: 1, head_dim, block_size: 1, dtype: DType::BF16 };
+        let kv = KvLayout { num_layers: 1, num_kv_heads: 1, head_dim, block_size: 1, dtype: DType::BF16.into() };
         match CudaBackend::new(device(0), options(DType::BF16, 1, kv)) {
             Err(error) => assert!(error.to_string().contains(&format!("{head_dim} dimensions")), "{error}"),
             Ok(_) => panic!("{head_dim} is taken"),

@@ -105,7 +105,7 @@ impl Case {
     }
 
     fn layout(&self) -> KvLayout {
-        let (block_size, dtype) = (self.block_size, self.dtype);
+        let (block_size, dtype) = (self.block_size, self.dtype.into());
         KvLayout { num_layers: 2, num_kv_heads: self.heads.1, head_dim: self.head_dim, block_size, dtype }
     }
 
@@ -269,10 +269,10 @@ fn run<H: Bench>(bench: &mut H, case: &Case) -> Vec<(&'static str, Vec<f32>)> {
 
 /// The K and V at the batch's slots. Only these are written.
 fn written<H: Bench>(bench: &mut H, case: &Case, batch: &Batch) -> Vec<f32> {
-    let KvLayout { num_layers, num_kv_heads, head_dim, block_size, dtype } = case.layout();
+    let KvLayout { num_layers, num_kv_heads, head_dim, block_size, .. } = case.layout();
     let mut values = Vec::new();
     for slot in &batch.slots {
-        let block = floats(&bench.block(slot / block_size as u32), dtype);
+        let block = floats(&bench.block(slot / block_size as u32), case.dtype);
         for head in 0..num_layers * 2 * num_kv_heads {
             let start = (head * block_size + *slot as usize % block_size) * head_dim;
             values.extend(&block[start..start + head_dim]);
@@ -318,7 +318,7 @@ fn same_numbers_as_on_the_cpu() {
 fn random_matrices() {
     for dtype in DTYPES {
         let device = device(0);
-        let kv = KvLayout { num_layers: 1, num_kv_heads: 1, head_dim: 8, block_size: 1, dtype };
+        let kv = KvLayout { num_layers: 1, num_kv_heads: 1, head_dim: 8, block_size: 1, dtype: dtype.into() };
         let backend = CudaBackend::new(device.clone(), options(dtype, 1, kv)).unwrap();
         let matrix = |seed| {
             let matrix = backend.random_matrix(50, 120, dtype, seed).unwrap();

@@ -635,7 +635,7 @@ fn model_info() -> ModelInfo {
 
 /// Blocks of 1 MiB; steps of at most 512 tokens.
 fn loaded() -> LoadedModel {
-    let layout = KvLayout { num_layers: 16, num_kv_heads: 8, head_dim: 128, block_size: 16, dtype: DType::BF16 };
+    let layout = KvLayout { num_layers: 16, num_kv_heads: 8, head_dim: 128, block_size: 16, dtype: DType::BF16.into() };
     let max_swap_blocks = 2 * NUM_SWAP_BLOCKS;
     LoadedModel {
         device: "fake".into(),

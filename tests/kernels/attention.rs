@@ -2,7 +2,8 @@
 
 use crate::support::*;
 use pagetide_backend::cpu::{CpuBackend, Isa};
-use pagetide_backend::{AttentionShape, Backend, Batch, DType, KvLayout, Rope};
+use pagetide_backend::{AttentionShape, Backend, Batch, DType, KvDType, KvLayout, Rope};
+use pagetide_base::ids::BlockId;
 use proptest::prelude::*;
 
 /// One sequence's Q, K and V before rotation: `[len, (num_heads + 2 * num_kv_heads) * head_dim]`.
@@ -50,17 +51,17 @@ impl Sequence {
     }
 
     /// `[len, num_heads * head_dim]`, with K and V rounded to `dtype`, and Q too if `isa` rounds it.
-    fn reference(&self, isa: Isa, dtype: DType) -> Vec<f64> {
+    fn reference(&self, isa: Isa, dtype: KvDType) -> Vec<f64> {
         self.reference_of(0..self.len, isa, dtype)
     }
 
     /// `[tokens.len(), num_heads * head_dim]`: the output of these tokens.
-    pub fn reference_of(&self, tokens: impl IntoIterator<Item = usize>, isa: Isa, dtype: DType) -> Vec<f64> {
+    pub fn reference_of(&self, tokens: impl IntoIterator<Item = usize>, isa: Isa, dtype: KvDType) -> Vec<f64> {
         // AMX tiles multiply bfloat16 with bfloat16.
-        let q_dtype = if isa == Isa::Amx && dtype == DType::BF16 { dtype } else { DType::F32 };
+        let q_dtype = if isa == Isa::Amx && dtype == DType::BF16 { dtype } else { DType::F32.into() };
         let AttentionShape { num_heads, num_kv_heads, scale, softcap, window, .. } = self.shape;
-        let rounded_head = |token: usize, index: usize, dtype: DType| -> Vec<f64> {
-            self.head(token, index).iter().map(|x| f64::from(round(*x as f32, dtype))).collect()
+        let rounded_head = |token: usize, index: usize, dtype: KvDType| -> Vec<f64> {
+            round_vector(&self.head(token, index).iter().map(|x| *x as f32).collect::<Vec<_>>(), dtype)
         };
         let rounded =
             |index: usize| -> Vec<Vec<f64>> { (0..self.len).map(|token| rounded_head(token, index, dtype)).collect() };
@@ -88,7 +89,7 @@ impl Sequence {
     }
 }
 
-pub fn layout(shape: &AttentionShape, block_size: usize, dtype: DType) -> KvLayout {
+pub fn layout(shape: &AttentionShape, block_size: usize, dtype: KvDType) -> KvLayout {
     KvLayout { num_layers: 2, num_kv_heads: shape.num_kv_heads, head_dim: shape.head_dim, block_size, dtype }
 }
 
@@ -187,11 +188,11 @@ proptest! {
     #[test]
     fn attention_is_right(
         num_kv_heads in 1usize..4, group in 1usize..6, dims in 1usize..18, block_size in 1usize..70,
-        window in proptest::option::of(1usize..90), with_rope: bool, dtype in 0usize..3,
+        window in proptest::option::of(1usize..90), with_rope: bool, dtype in 0usize..5,
         softcap in proptest::option::of(0.5f32..4.0), lens in proptest::collection::vec(1usize..110, 1..4), threads in 1usize..4, seed: u64,
     ) {
         let shape = AttentionShape { softcap, ..shape(num_kv_heads, group, 8 * dims, window) };
-        let dtype = DTYPES[dtype];
+        let dtype = KV_DTYPES[dtype];
         let rope = with_rope.then(|| rope(if dims > 2 { 8 * dims - 10 } else { 8 * dims }, 1.25));
         let seqs: Vec<_> = lens.iter().map(|len| Sequence::new(shape, rope.clone(), *len, seed ^ *len as u64)).collect();
         let seqs: Vec<_> = seqs.iter().collect();
@@ -202,11 +203,22 @@ proptest! {
             let pool = Pool::new(&mut backend, layout(&shape, block_size, dtype), &lens, seed);
             let outputs = run(&mut backend, &seqs, &pool, &steps);
             for (seq, output) in seqs.iter().zip(outputs) {
-                // A K (on tiles also a Q or a weight) halfway between two values of its type may be rounded either way.
-                let tolerance = match dtype { DType::F32 => 2e-5, DType::F16 => 2e-3, DType::BF16 => 1e-2 };
+                let tolerance = tolerance(dtype, with_rope);
                 assert_close(&output, &seq.reference(isa, dtype), tolerance, &format!("{isa} {shape:?} {block_size}"));
             }
         }
+    }
+}
+
+/// How far an output may be from the reference. A K halfway between two values of its type may be rounded either way, and
+/// on tiles also a Q or a weight. Without a rotation the reference has the same codes.
+pub fn tolerance(dtype: KvDType, with_rope: bool) -> f64 {
+    match dtype {
+        KvDType::Plain(DType::F32) => 2e-5,
+        KvDType::Plain(DType::F16) => 2e-3,
+        KvDType::Plain(DType::BF16) => 1e-2,
+        KvDType::Codes(_) if with_rope => 5e-2,
+        KvDType::Codes(_) => 5e-4,
     }
 }
 
@@ -227,9 +239,15 @@ fn random_steps(lens: &[usize], numbers: &mut Numbers) -> Vec<Vec<usize>> {
 fn a_query_does_not_see_how_it_is_served() {
     for isa in isas() {
         // A head of 64 may be read directly from the cache if the block size allows it.
-        for (head_dim, window, dtype) in
-            [(40, None, DType::BF16), (64, Some(75), DType::BF16), (40, Some(75), DType::F16), (40, None, DType::F32)]
-        {
+        for (head_dim, window, dtype) in [
+            (40, None, DType::BF16.into()),
+            (64, Some(75), DType::BF16.into()),
+            (40, Some(75), DType::F16.into()),
+            (40, None, DType::F32.into()),
+            (40, Some(75), INT8),
+            (64, None, INT8),
+            (40, None, FP8),
+        ] {
             let (shape, rope) = (shape(2, 3, head_dim, window), Some(rope(40, 1.0)));
             let lens = [150, 1, 67];
             let seqs: Vec<_> = lens.iter().map(|len| Sequence::new(shape, rope.clone(), *len, *len as u64)).collect();
@@ -264,7 +282,8 @@ fn a_query_does_not_see_how_it_is_served() {
 #[test]
 fn long_contexts_are_the_same_in_decode_and_prefill() {
     const LEN: usize = 2100;
-    let cases = [(DType::F32, None), (DType::F32, Some(1100)), (DType::F32, Some(20)), (DType::BF16, Some(1100))];
+    let [f32, bf16]: [KvDType; 2] = [DType::F32.into(), DType::BF16.into()];
+    let cases = [(f32, None), (f32, Some(1100)), (f32, Some(20)), (bf16, Some(1100)), (INT8, Some(1100)), (FP8, None)];
     for (dtype, window) in cases {
         let shape = shape(1, 2, 16, window);
         let seq = Sequence::new(shape, None, LEN, 9);
@@ -275,8 +294,7 @@ fn long_contexts_are_the_same_in_decode_and_prefill() {
                 run(&mut backend, &[&seq], &pool, &[vec![LEN]]).remove(0)
             };
             if isa == Isa::detect() {
-                let tolerance = if dtype == DType::F32 { 2e-5 } else { 1e-2 };
-                assert_close(&whole, &seq.reference(isa, dtype), tolerance, "long context");
+                assert_close(&whole, &seq.reference(isa, dtype), tolerance(dtype, false), "long context");
             }
             for threads in [1, 4] {
                 let mut backend = backend(isa, threads);
@@ -294,7 +312,7 @@ fn long_contexts_are_the_same_in_decode_and_prefill() {
 fn kv_is_rounded_and_laid_out_as_said() {
     let shape = shape(2, 1, 8, None);
     let mut backend = backend(Isa::detect(), 2);
-    let layout = layout(&shape, 4, DType::BF16);
+    let layout = layout(&shape, 4, DType::BF16.into());
     backend.allocate_kv(layout, 3, 0).unwrap();
     let qkv: Vec<f32> = (0..48).map(|i| i as f32 + 0.001).collect();
     let mut qkv_tensor = tensor(&backend, &qkv, 48);
@@ -302,7 +320,7 @@ fn kv_is_rounded_and_laid_out_as_said() {
     batch.slots = vec![2 * 4 + 3];
     backend.begin(&batch);
     backend.rope_and_write_kv(&mut qkv_tensor, &shape, None, 1);
-    let block = backend.device_block(pagetide_base::ids::BlockId(2));
+    let block = backend.device_block(BlockId(2));
     let at = |layer: usize, value: usize, head: usize, slot: usize, d: usize| {
         let i = 2 * ((((layer * 2 + value) * 2 + head) * 4 + slot) * 8 + d);
         half::bf16::from_ne_bytes([block[i], block[i + 1]]).to_f32()
@@ -313,6 +331,69 @@ fn kv_is_rounded_and_laid_out_as_said() {
                 assert_eq!(at(1, value, head, 3, d), round(qkv[16 + value * 16 + head * 8 + d], DType::BF16));
                 assert_eq!((at(0, value, head, 3, d), at(1, value, head, 2, d)), (0.0, 0.0));
             }
+        }
+    }
+}
+
+/// A token's codes and scales depend on nothing but its own K and V: not on the instruction set, nor on what lies beside
+/// them or was written with them.
+#[test]
+fn the_codes_of_a_token_are_its_own() {
+    const SLOTS: usize = 96;
+    const COLS: usize = 3 * 2 * 24;
+    let shape = shape(2, 1, 24, None);
+    let qkv = Numbers::new(3).vec(SLOTS * COLS);
+    // The bytes of all blocks. Each step writes its tokens backwards.
+    let blocks = |isa: Isa, layout: KvLayout, steps: &[usize]| -> Vec<Vec<u8>> {
+        let num_blocks = SLOTS / layout.block_size;
+        let mut backend = backend(isa, 2);
+        backend.allocate_kv(layout, num_blocks, 0).unwrap();
+        let mut first = 0;
+        for rows in steps {
+            let slots: Vec<usize> = (first..first + rows).rev().collect();
+            let rows: Vec<f32> = slots.iter().flat_map(|slot| &qkv[slot * COLS..][..COLS]).copied().collect();
+            let mut batch = plain_batch(slots.len());
+            batch.slots = slots.iter().map(|slot| *slot as u32).collect();
+            let mut rows = tensor(&backend, &rows, COLS);
+            backend.begin(&batch);
+            (0..2).for_each(|layer| backend.rope_and_write_kv(&mut rows, &shape, None, layer));
+            first += slots.len();
+        }
+        (0..num_blocks as u32).map(|block| backend.device_block(BlockId(block)).to_vec()).collect()
+    };
+    for (dtype, block_size) in [INT8, FP8].into_iter().flat_map(|dtype| [16, 32, 6].map(|size| (dtype, size))) {
+        let layout = layout(&shape, block_size, dtype);
+        let whole = blocks(Isa::Portable, layout, &[SLOTS]);
+        assert_eq!(whole[0].len(), 2 * 2 * 2 * block_size * (24 + 2));
+        for isa in isas() {
+            assert!(blocks(isa, layout, &[1, 30, 2, 63]) == whole, "{isa} {dtype}, blocks of {block_size}");
+        }
+    }
+}
+
+/// K and V that are not finite make the outputs of their own sequence NaN from their token on, and no others.
+#[test]
+fn numbers_that_are_not_finite_stay_in_their_sequence() {
+    let shape = shape(1, 2, 16, None);
+    for (isa, dtype) in isas().flat_map(|isa| [(isa, INT8), (isa, FP8)]) {
+        let good = Sequence::new(shape, None, 60, 1);
+        let mut bad = Sequence::new(shape, None, 60, 2);
+        let cols = bad.cols();
+        // The V of token 37, and the query of token 12.
+        bad.qkv[37 * cols + 3 * 16 + 5] = f32::INFINITY;
+        bad.qkv[12 * cols + 2] = f32::NAN;
+        let mut backend = backend(isa, 2);
+        let mut outputs = |seqs: &[&Sequence], steps: &[Vec<usize>]| {
+            let lens: Vec<usize> = seqs.iter().map(|seq| seq.len).collect();
+            let pool = Pool::new(&mut backend, layout(&shape, 16, dtype), &lens, 1);
+            run(&mut backend, seqs, &pool, steps)
+        };
+        let alone = outputs(&[&good], &[vec![60]]).remove(0);
+        let both = outputs(&[&good, &bad], &[vec![30, 45], vec![30, 15]]);
+        assert!(bits(&both[0]) == bits(&alone), "{isa} {dtype}");
+        for (token, out) in both[1].chunks_exact(2 * 16).enumerate() {
+            let nan = out.iter().any(|x| x.is_nan());
+            assert_eq!(nan, token == 12 || token >= 37, "{isa} {dtype}: token {token}");
         }
     }
 }

@@ -2,10 +2,10 @@
 
 use crate::support::*;
 use pagetide_backend::cpu::{CpuBackend, CpuOptions, Isa};
-use pagetide_backend::{AttentionShape, Backend, DType, KvLayout};
+use pagetide_backend::{AttentionShape, Backend, KvLayout};
 use pagetide_base::ids::{BlockId, KvPlace};
 
-const LAYOUT: KvLayout = KvLayout { num_layers: 3, num_kv_heads: 2, head_dim: 16, block_size: 5, dtype: DType::F16 };
+const LAYOUT: KvLayout = KvLayout { num_layers: 3, num_kv_heads: 2, head_dim: 16, block_size: 5, dtype: INT8 };
 
 /// A backend whose device block `i` holds bytes that no other block holds.
 fn filled(num_blocks: usize, num_swap_blocks: usize) -> CpuBackend {

@@ -5,7 +5,7 @@ use crate::attention::{layout, rope, shape};
 use crate::random::{blank, company, for_cases, uneven, vector};
 use crate::support::*;
 use pagetide_backend::cpu::{CpuBackend, CpuMatrix, CpuVector, Isa};
-use pagetide_backend::{Activation, AttentionShape, Backend, DType, Heads, Norm, NormKind, Rope, TensorRole};
+use pagetide_backend::{Activation, AttentionShape, Backend, DType, Heads, KvDType, Norm, NormKind, Rope, TensorRole};
 use pagetide_base::ids::BlockId;
 use std::ops::Range;
 
@@ -80,7 +80,7 @@ struct Qkv {
     norms: Option<[Vec<f32>; 2]>,
     rope: Option<Rope>,
     block_size: usize,
-    kv_dtype: DType,
+    kv_dtype: KvDType,
 }
 
 impl Qkv {
@@ -98,7 +98,7 @@ impl Qkv {
             norms: numbers.chance(2).then(|| [(); 2].map(|()| numbers.vec(shape.head_dim))),
             rope: with_rope.then(|| rope(2 * numbers.between(1, shape.head_dim / 2), 1.1)),
             block_size: numbers.size(64),
-            kv_dtype: DTYPES[numbers.below(3)],
+            kv_dtype: KV_DTYPES[numbers.below(5)],
             shape,
         }
     }

@@ -4,11 +4,11 @@
 //! A case depends only on its number, so every run is the same. `KERNEL_CASES=300..400` runs other cases than the few
 //! of a usual run. A failure names its case.
 
-use crate::attention::{Pool, Sequence, layout, rope, run, shape};
+use crate::attention::{Pool, Sequence, layout, rope, run, shape, tolerance};
 use crate::support::*;
 use pagetide_backend::cpu::{CpuBackend, CpuTensor, CpuVector, Isa};
 use pagetide_backend::{
-    Activation, AttentionShape, Backend, DType, Experts, ExpertsShape, Norm, NormKind, Rope, TensorRole,
+    Activation, AttentionShape, Backend, DType, Experts, ExpertsShape, KvDType, Norm, NormKind, Rope, TensorRole,
 };
 use std::fmt::Debug;
 use std::ops::Range;
@@ -144,7 +144,7 @@ fn products() {
 struct Heads {
     shape: AttentionShape,
     rotary_dim: usize,
-    dtype: DType,
+    dtype: KvDType,
     lens: Vec<usize>,
 }
 
@@ -165,7 +165,7 @@ impl Heads {
         shape.window = numbers.chance(3).then(|| numbers.size(500));
         shape.softcap = numbers.chance(4).then(|| 1.5 + numbers.next());
         let rotary_dim = if numbers.chance(3) { 0 } else { 2 * numbers.between(1, shape.head_dim / 2) };
-        Self { shape, rotary_dim, dtype: DTYPES[numbers.below(3)], lens }
+        Self { shape, rotary_dim, dtype: KV_DTYPES[numbers.below(5)], lens }
     }
 
     fn rope(&self) -> Option<Rope> {
@@ -187,11 +187,7 @@ impl Heads {
             }
             for (seq, expected) in seqs.iter().zip(&expected) {
                 let tokens = [0, seq.len - 1, numbers.below(seq.len)];
-                let tolerance = match self.dtype {
-                    DType::F32 => 2e-5,
-                    DType::F16 => 2e-3,
-                    DType::BF16 => 1e-2,
-                };
+                let tolerance = tolerance(self.dtype, self.rotary_dim > 0);
                 let (cols, reference) = (seq.out_cols(), seq.reference_of(tokens, isa, self.dtype));
                 let got = pick(expected, cols, &tokens);
                 assert_close(&got, &reference, tolerance, &format!("{isa} {self:?}, {} tokens", seq.len));

@@ -1,9 +1,16 @@
 //! Shared by the tests: seeded numbers, checkpoint tensors, batches.
 
 use pagetide_backend::cpu::{CpuBackend, CpuOptions, CpuTensor, Isa};
-use pagetide_backend::{Backend, Batch, BatchSeq, DType, HostTensor, NO_SOURCE, TensorRole};
+use pagetide_backend::{Backend, Batch, BatchSeq, CodeType, DType, HostTensor, KvDType, NO_SOURCE, TensorRole};
 
 pub const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+pub const INT8: KvDType = KvDType::Codes(CodeType::Int8);
+pub const FP8: KvDType = KvDType::Codes(CodeType::Fp8);
+
+/// The types of a KV cache.
+pub const KV_DTYPES: [KvDType; 5] =
+    [KvDType::Plain(DType::F32), KvDType::Plain(DType::F16), KvDType::Plain(DType::BF16), INT8, FP8];
 
 /// The instruction sets of this machine, or the one that `KERNEL_ISA` names.
 pub fn isas() -> impl Iterator<Item = Isa> {
@@ -65,6 +72,35 @@ pub fn round(x: f32, dtype: DType) -> f32 {
         DType::F16 => half::f16::from_f32(x).to_f32(),
         DType::BF16 => half::bf16::from_f32(x).to_f32(),
     }
+}
+
+/// A vector of K or V as a KV cache of this type holds it.
+pub fn round_vector(vector: &[f32], dtype: KvDType) -> Vec<f64> {
+    let codes = match dtype {
+        KvDType::Plain(dtype) => return vector.iter().map(|x| f64::from(round(*x, dtype))).collect(),
+        KvDType::Codes(codes) => codes,
+    };
+    let largest = vector.iter().fold(0f32, |largest, x| largest.max(x.abs()));
+    let exact = largest / if codes == CodeType::Int8 { 127.0 } else { 448.0 };
+    let mut scale = half::bf16::from_f32(exact);
+    if scale.to_f32() < exact {
+        scale = half::bf16::from_bits(scale.to_bits() + 1);
+    }
+    let scale = scale.to_f32();
+    if scale == 0.0 {
+        return vec![0.0; vector.len()];
+    }
+    let quotient = |x: &f32| match codes {
+        CodeType::Int8 => f64::from((x / scale).round_ties_even()),
+        CodeType::Fp8 => nearest_e4m3(f64::from(x / scale)),
+    };
+    vector.iter().map(|x| quotient(x) * f64::from(scale)).collect()
+}
+
+/// Four bits of mantissa, the first of which is not stored, for magnitudes from 2^-6 to 448. Below that the steps stay.
+fn nearest_e4m3(x: f64) -> f64 {
+    let step = 2f64.powi((x.abs().log2().floor() as i32).max(-6) - 3);
+    (x / step).round_ties_even() * step
 }
 
 /// A tensor's bytes as in a checkpoint, at an odd address.

@@ -8,6 +8,7 @@
 //! A unit of work is one KV head with a tile of query rows. Each tile of K and V is read once through the block table
 //! and used by all these rows and by all query heads of the group. Except on AMX tiles it is widened to float32.
 
+mod codes_scratch;
 mod kernel;
 #[cfg(target_arch = "x86_64")]
 mod tiles;

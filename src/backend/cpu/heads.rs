@@ -3,9 +3,10 @@
 use super::attention;
 use super::elementwise::{CpuNorm, CpuRopeTable, narrow_row};
 use super::isa::Isa;
+use super::kv_codes;
 use super::memory::{CpuKvPools, MAX_HEAD_DIM, Shared};
 use super::simd::{LANES, Simd, SimdKernel};
-use crate::{AttentionShape, Batch, KvLayout};
+use crate::{AttentionShape, Batch, KvDType, KvLayout};
 use std::ops::Range;
 
 /// The heads of a batch's rows.
@@ -62,7 +63,6 @@ impl SimdKernel for FinishHeads<'_> {
         let KvLayout { head_dim, block_size, dtype, .. } = kv.layout;
         let (num_queries, num_kv_heads) = (shape.num_heads, shape.num_kv_heads);
         let cols = (num_queries + 2 * num_kv_heads) * head_dim;
-        let head_bytes = head_dim * dtype.size_bytes();
         for row in self.rows {
             let slot = batch.slots[row] as usize;
             let (block, slot) = (slot / block_size * kv.layout.block_bytes(), slot % block_size);
@@ -87,10 +87,19 @@ impl SimdKernel for FinishHeads<'_> {
                     unsafe { attention::write_tiled(head, value, slot, last, pool.get().add(at)) };
                     continue;
                 }
-                // SAFETY: `Backend::begin` checked the slot, and `CpuKvPools::check_shape` the layer and the heads. Two
-                // rows never share a slot.
-                let to = unsafe { std::slice::from_raw_parts_mut(pool.get().add(at + slot * head_bytes), head_bytes) };
-                narrow_row(head, dtype, to).run(simd);
+                let part = pool.get().wrapping_add(at);
+                // SAFETY (here and below): `Backend::begin` checked the slot, and `CpuKvPools::check_shape` the layer
+                // and the heads. Two rows never share a slot.
+                match dtype {
+                    KvDType::Codes(codes) => unsafe {
+                        kv_codes::write(head, codes, value, &kv.layout, slot, part);
+                    },
+                    KvDType::Plain(dtype) => {
+                        let bytes = head_dim * dtype.size_bytes();
+                        let to = unsafe { std::slice::from_raw_parts_mut(part.add(slot * bytes), bytes) };
+                        narrow_row(head, dtype, to).run(simd);
+                    }
+                }
             }
         }
     }

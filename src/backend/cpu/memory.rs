@@ -213,7 +213,8 @@ pub(super) const MAX_HEAD_DIM: usize = 256;
 /// The two pools of KV blocks. A block is `layout.block_bytes()` contiguous bytes.
 pub(super) struct CpuKvPools {
     pub layout: KvLayout,
-    /// Whether the slots of a head are in the layout of tile products instead of rows `[block_size, head_dim]`.
+    /// Whether the slots of a head are in the layout of tile products instead of rows `[block_size, head_dim]`. Codes
+    /// have a layout of their own: see `kv_codes`.
     pub tiled: bool,
     pub num_device_blocks: usize,
     pub num_swap_blocks: usize,
@@ -284,8 +285,7 @@ impl CpuKvPools {
 
     /// Byte offset of K (`value = false`) or V of a head within a block.
     pub fn head_offset(&self, layer: usize, value: bool, kv_head: usize) -> usize {
-        let KvLayout { num_kv_heads, head_dim, block_size, dtype, .. } = self.layout;
-        ((layer * 2 + usize::from(value)) * num_kv_heads + kv_head) * block_size * head_dim * dtype.size_bytes()
+        ((layer * 2 + usize::from(value)) * self.layout.num_kv_heads + kv_head) * self.layout.head_bytes()
     }
 
     /// The content of a block. No copy may be writing it.
@@ -313,7 +313,9 @@ impl CpuKvPools {
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
-    use crate::DType;
+    use crate::{DType, KvDType};
+
+    const BF16: KvDType = KvDType::Plain(DType::BF16);
 
     fn resident_bytes(buffer: &Buffer<u8>) -> usize {
         const PAGE: usize = 4096;
@@ -326,7 +328,7 @@ mod tests {
 
     #[test]
     fn untouched_blocks_cost_nothing() {
-        let layout = KvLayout { num_layers: 32, num_kv_heads: 8, head_dim: 128, block_size: 16, dtype: DType::BF16 };
+        let layout = KvLayout { num_layers: 32, num_kv_heads: 8, head_dim: 128, block_size: 16, dtype: BF16 };
         let mut pools = CpuKvPools::new(layout, false, 512, 512).unwrap();
         assert_eq!((resident_bytes(&pools.device), resident_bytes(&pools.swap)), (0, 0));
         let middle = pools.block_offset(BlockId(256), 512);
@@ -337,7 +339,7 @@ mod tests {
     #[test]
     fn swap_blocks_that_are_given_back_cost_nothing_and_can_be_written_again() {
         // Blocks of a page and a half.
-        let layout = KvLayout { num_layers: 3, num_kv_heads: 1, head_dim: 32, block_size: 16, dtype: DType::BF16 };
+        let layout = KvLayout { num_layers: 3, num_kv_heads: 1, head_dim: 32, block_size: 16, dtype: BF16 };
         assert_eq!(layout.block_bytes(), 6_144);
         let mut pools = CpuKvPools::new(layout, false, 1, 2_000).unwrap();
         pools.swap.as_mut_slice().fill(7);

@@ -43,6 +43,8 @@ pub(super) trait Simd: Copy {
     const QUANT_ROWS: usize;
     /// Whether [`Simd::dot_signed`] takes weights that are 128 larger than they should be.
     const ADDS_128: bool;
+    /// Whether attention over integer codes is faster with products of bytes than with those of float32.
+    const BYTE_DOTS: bool;
 
     fn splat(self, x: f32) -> Self::V;
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
@@ -99,6 +101,8 @@ pub(super) trait Simd: Copy {
     fn round_to_ints(self, a: Self::V) -> Self::Ints;
     /// `(a >> shift) & mask`, without a sign.
     fn int_bits(self, a: Self::Ints, shift: u32, mask: u32) -> Self::Ints;
+    /// `(a << up) >> down`, with the sign of the lane.
+    fn move_signed(self, a: Self::Ints, up: u32, down: u32) -> Self::Ints;
     /// `a | b << shift`
     fn or_shifted(self, a: Self::Ints, b: Self::Ints, shift: u32) -> Self::Ints;
     /// `(b >> shift) & mask` of each byte. `mask` has no bit that another byte could move into.
@@ -116,6 +120,8 @@ pub(super) trait Simd: Copy {
     fn prepare_signed(self, w: Self::Bytes) -> Self::Bytes;
     /// As [`Simd::dot_bytes`] for prepared bytes `w` from -128 to 127, or from 0 to 255 with [`Simd::ADDS_128`].
     fn dot_signed(self, acc: Self::Ints, w: Self::Bytes, x: u32) -> Self::Ints;
+    /// For each lane `acc + Σ w · x` over its four bytes: `w` from -127 to 127, the bytes of `x` from 0 to 127.
+    fn dot_codes(self, acc: Self::Ints, w: Self::Bytes, x: u32) -> Self::Ints;
 
     /// # Safety
     /// Sixteen integers can be written at `to`, at any alignment.

@@ -1,10 +1,11 @@
 use super::*;
 use crate::cpu::{CpuBackend, CpuOptions, CpuTensor};
-use crate::{NO_SOURCE, NormKind};
+use crate::{KvDType, NO_SOURCE, NormKind};
 
 const HEADS: AttentionShape =
     AttentionShape { num_heads: 4, num_kv_heads: 2, head_dim: 8, scale: 0.3, window: None, softcap: None };
-const LAYOUT: KvLayout = KvLayout { num_layers: 2, num_kv_heads: 2, head_dim: 8, block_size: 4, dtype: DType::BF16 };
+const LAYOUT: KvLayout =
+    KvLayout { num_layers: 2, num_kv_heads: 2, head_dim: 8, block_size: 4, dtype: KvDType::Plain(DType::BF16) };
 const QKV: usize = 64;
 
 fn profiled() -> (Profiled<CpuBackend>, Profile) {

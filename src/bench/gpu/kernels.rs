@@ -52,6 +52,9 @@ pub(super) fn copies(
     Ok(Bandwidths { device: on_device, to_host, to_device, both_ways })
 }
 
+/// The type of all that is measured.
+const DTYPE: DType = DType::BF16;
+
 /// A backend with nothing but KV blocks, all random.
 struct KernelBench {
     device: Rc<dyn Device>,
@@ -69,7 +72,7 @@ impl KernelBench {
         (num_blocks, num_swap_blocks): (usize, usize),
     ) -> Result<Self, StartError> {
         let options = CudaOptions {
-            dtype: layout.dtype,
+            dtype: DTYPE,
             num_heads: sizes.heads.0,
             kv: layout,
             vocab_size: 64,
@@ -91,9 +94,8 @@ impl KernelBench {
 
     /// Fills memory with numbers as activations have them.
     fn randomize(&self, to: DevicePtr, bytes: usize) -> Result<(), StartError> {
-        let dtype = self.layout.dtype;
         let piece = bytes.min(64 << 20);
-        let random = self.backend.random_matrix(1, piece / dtype.size_bytes(), dtype, 1)?;
+        let random = self.backend.random_matrix(1, piece / DTYPE.size_bytes(), DTYPE, 1)?;
         for start in (0..bytes).step_by(piece) {
             let copy = Copy { to: to + start, from: random.buffer().ptr(), bytes: piece.min(bytes - start) };
             // SAFETY: both live until it is done: dropping them waits.
@@ -179,7 +181,7 @@ pub(super) fn attention(
     report: &mut dyn FnMut(Figure),
 ) -> Result<(), StartError> {
     let (num_heads, num_kv_heads, head_dim) = sizes.heads;
-    let layout = KvLayout { num_layers: NUM_LAYERS, num_kv_heads, head_dim, block_size, dtype: DType::BF16 };
+    let layout = KvLayout { num_layers: NUM_LAYERS, num_kv_heads, head_dim, block_size, dtype: DTYPE.into() };
     let blocks = |(batch, tokens): (usize, usize)| batch * tokens.div_ceil(block_size);
     let works = sizes.decodes.iter().copied().chain([(1, sizes.prefill)]);
     let num_blocks = works.map(blocks).max().unwrap_or(1);
@@ -188,7 +190,7 @@ pub(super) fn attention(
 
     for (batch, tokens) in &sizes.decodes {
         let time = bench.attention(sizes, &vec![(tokens - 1, 1); *batch])?;
-        let bytes = 2 * batch * tokens * num_kv_heads * head_dim * layout.dtype.size_bytes();
+        let bytes = 2 * batch * tokens * num_kv_heads * head_dim * DTYPE.size_bytes();
         let goal = if *batch == 1 { 0.75 } else { 0.85 };
         report(
             Figure::new(format!("decode attention, {batch} x {tokens}"), bytes as f64 / time / GB, "GB/s")
@@ -216,7 +218,7 @@ pub(super) fn swap(
     report: &mut dyn FnMut(Figure),
 ) -> Result<(), StartError> {
     let (_, num_kv_heads, head_dim) = sizes.heads;
-    let layout = KvLayout { num_layers: 32, num_kv_heads, head_dim, block_size, dtype: DType::BF16 };
+    let layout = KvLayout { num_layers: 32, num_kv_heads, head_dim, block_size, dtype: DTYPE.into() };
     let num_blocks = (sizes.copy_bytes / layout.block_bytes()).max(2);
     let mut bench = KernelBench::new(device, sizes, layout, 8, (2 * num_blocks, 2 * num_blocks))?;
     let few = Sizes { runs: sizes.runs.div_ceil(10), ..sizes.clone() };

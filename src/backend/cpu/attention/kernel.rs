@@ -3,12 +3,16 @@
 // Indices name registers here. The loops over them are unrolled, and iterators would hide which register is which.
 #![allow(clippy::needless_range_loop)]
 
+mod bytes;
+mod codes;
+
 use super::super::isa::Isa;
 use super::super::simd::{LANES, Simd, SimdKernel};
+use super::codes_scratch::CodesScratch;
 #[cfg(target_arch = "x86_64")]
 use super::tiles;
 use super::unit::{AttentionCall, AttentionUnit, PARTITION, TILE, UnitPart};
-use crate::DType;
+use crate::{CodeType, DType, KvDType};
 
 /// [`max_queries`] without AMX tiles.
 const MAX_QUERIES: usize = 64;
@@ -47,12 +51,13 @@ struct VectorScratch {
     factors: *mut f32,
     partition: *mut f32,
     total: *mut f32,
+    codes: CodesScratch,
 }
 
 /// Whether the products of this call run on tile registers.
 #[cfg(target_arch = "x86_64")]
 fn on_tiles(isa: Isa, call: &AttentionCall<'_>) -> bool {
-    isa.has_tiles_for(call.kv.layout.dtype)
+    call.kv.layout.dtype.plain().is_some_and(|dtype| isa.has_tiles_for(dtype))
 }
 
 /// The most queries (rows times heads of a group) of one unit of work. A unit has more only if a single group has more.
@@ -74,7 +79,8 @@ pub(super) fn scratch_len(isa: Isa, call: &AttentionCall<'_>) -> usize {
     #[cfg(not(target_arch = "x86_64"))]
     let _ = isa;
     let (dim, queries) = (call.padded_dim(), MAX_QUERIES.max(call.group()));
-    2 * dim * TILE + queries * (TILE + 1) + 2 * call.state_len(queries) + 4 * LANES
+    let codes = CodesScratch::len(call, queries);
+    2 * dim * TILE + queries * (TILE + 1) + 2 * call.state_len(queries) + codes + 4 * LANES
 }
 
 impl VectorScratch {
@@ -89,7 +95,8 @@ impl VectorScratch {
             let factors = weights.add(queries * TILE);
             let partition = factors.add(queries.next_multiple_of(LANES));
             let total = partition.add(call.state_len(queries));
-            Self { keys: at, values, weights, factors, partition, total }
+            let codes = CodesScratch::at(total.add(call.state_len(queries)), call, queries);
+            Self { keys: at, values, weights, factors, partition, total, codes }
         }
     }
 }
@@ -149,14 +156,134 @@ unsafe fn run(isa: Isa, call: &AttentionCall<'_>, units: &[AttentionUnit], scrat
     let scratch = unsafe { VectorScratch::at(scratch, call) };
     for unit in units {
         match call.kv.layout.dtype {
-            DType::F32 => isa.run(UnitKernel { call, unit, scratch, part, element: CacheF32 }),
-            DType::F16 => isa.run(UnitKernel { call, unit, scratch, part, element: CacheF16 }),
-            DType::BF16 => isa.run(UnitKernel { call, unit, scratch, part, element: CacheBf16 }),
+            KvDType::Plain(DType::F32) => isa.run(UnitKernel { call, unit, scratch, part, element: CacheF32 }),
+            KvDType::Plain(DType::F16) => isa.run(UnitKernel { call, unit, scratch, part, element: CacheF16 }),
+            KvDType::Plain(DType::BF16) => isa.run(UnitKernel { call, unit, scratch, part, element: CacheBf16 }),
+            KvDType::Codes(CodeType::Int8) => {
+                isa.run(UnitKernel { call, unit, scratch, part, element: CacheCodes(Int8Code) });
+            }
+            KvDType::Codes(CodeType::Fp8) => {
+                isa.run(UnitKernel { call, unit, scratch, part, element: CacheCodes(Fp8Code) });
+            }
         }
     }
 }
 
-/// Element type of the KV cache.
+/// What attention over a type of the KV cache does its own way.
+trait CacheType: Copy {
+    /// Prepares a unit's queries.
+    ///
+    /// # Safety
+    /// As for [`run`].
+    #[inline(always)]
+    unsafe fn begin<S: Simd>(self, _: S, _: &UnitKernel<'_, Self>) {}
+
+    /// Adds positions `from..to` of a tile to the state.
+    ///
+    /// # Safety
+    /// As for [`run`]. [`CacheType::begin`] was called for the unit.
+    unsafe fn tile<S: Simd>(
+        self,
+        simd: S,
+        kernel: &UnitKernel<'_, Self>,
+        tile: usize,
+        positions: (usize, usize),
+        state: SoftmaxState,
+    );
+}
+
+impl<E: CacheElement> CacheType for E {
+    #[inline(always)]
+    unsafe fn tile<S: Simd>(
+        self,
+        simd: S,
+        kernel: &UnitKernel<'_, Self>,
+        tile: usize,
+        (from, to): (usize, usize),
+        state: SoftmaxState,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            kernel.load_tile(simd, tile, from, to);
+            kernel.scores(simd);
+            kernel.softmax(simd, tile, state);
+            kernel.accumulate(simd, tile, state);
+        }
+    }
+}
+
+/// A KV cache of codes with scales.
+#[derive(Clone, Copy)]
+struct CacheCodes<C>(C);
+
+impl<C: Code> CacheType for CacheCodes<C> {
+    #[inline(always)]
+    unsafe fn begin<S: Simd>(self, simd: S, kernel: &UnitKernel<'_, Self>) {
+        if S::BYTE_DOTS && C::IS_INTEGER {
+            // SAFETY: the caller's promise.
+            unsafe { kernel.encode_queries(simd) };
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn tile<S: Simd>(
+        self,
+        simd: S,
+        kernel: &UnitKernel<'_, Self>,
+        tile: usize,
+        (from, to): (usize, usize),
+        state: SoftmaxState,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let codes = kernel.find(tile, from, to);
+            if S::BYTE_DOTS && C::IS_INTEGER {
+                kernel.byte_scores(simd, &codes);
+                kernel.softmax(simd, tile, state);
+                kernel.encode_weights(simd, &codes, tile);
+                kernel.accumulate_bytes(simd, &codes, tile, state);
+            } else {
+                kernel.widen(simd, &codes);
+                kernel.scores(simd);
+                kernel.scale(simd, codes.map(|group| group.key_scales));
+                kernel.softmax(simd, tile, state);
+                kernel.scale(simd, codes.map(|group| group.value_scales));
+                kernel.accumulate(simd, tile, state);
+            }
+        }
+    }
+}
+
+/// A type of codes.
+trait Code: Copy {
+    const IS_INTEGER: bool;
+    /// The codes in byte `index` of each lane, as float32.
+    fn widen<S: Simd>(simd: S, four: S::Ints, index: u32) -> S::V;
+}
+
+#[derive(Clone, Copy)]
+struct Int8Code;
+impl Code for Int8Code {
+    const IS_INTEGER: bool = true;
+    #[inline(always)]
+    fn widen<S: Simd>(simd: S, four: S::Ints, index: u32) -> S::V {
+        simd.to_floats(simd.move_signed(four, 24 - 8 * index, 24))
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Fp8Code;
+impl Code for Fp8Code {
+    const IS_INTEGER: bool = false;
+    #[inline(always)]
+    fn widen<S: Simd>(simd: S, four: S::Ints, index: u32) -> S::V {
+        // The sign, exponent and mantissa go to their places in a float32, whose exponents count from 127 and not 7.
+        let bits = simd.int_bits(simd.move_signed(four, 24 - 8 * index, 4), 0, 0x87f0_0000);
+        simd.mul(simd.as_floats(bits), simd.splat(f32::from_bits((127 + 127 - 7) << 23)))
+    }
+}
+
+/// Element type of the KV cache, if each element is stored by itself.
 trait CacheElement: Copy {
     const BYTES: usize;
     /// # Safety
@@ -205,7 +332,7 @@ struct UnitKernel<'a, E> {
     element: E,
 }
 
-impl<E: CacheElement> SimdKernel for UnitKernel<'_, E> {
+impl<E: CacheType> SimdKernel for UnitKernel<'_, E> {
     type Output = ();
 
     #[inline(always)]
@@ -240,44 +367,8 @@ impl<E: CacheElement> SimdKernel for UnitKernel<'_, E> {
     }
 }
 
-// SAFETY (all blocks in this impl): `run`'s contract. Indices of queries are below `num_queries`, those of dimensions
-// below `padded_dim`, and those of positions in a tile below `TILE`; scratch memory and states have room for these.
-// Behind the KV pool and the activations there are bytes that a load of a head's last, partial vector may touch.
+// SAFETY (all blocks in this impl): as in the next one.
 impl<E: CacheElement> UnitKernel<'_, E> {
-    #[inline(always)]
-    fn num_queries(&self) -> usize {
-        self.unit.num_rows * self.call.group()
-    }
-
-    #[inline(always)]
-    unsafe fn clear(&self, state: SoftmaxState) {
-        let n = self.num_queries();
-        unsafe {
-            for i in 0..n {
-                *state.max.add(i) = f32::NEG_INFINITY;
-                *state.sum.add(i) = 0.0;
-            }
-            state.acc.write_bytes(0, n * self.call.padded_dim());
-        }
-    }
-
-    /// Computes the softmax over the positions of one partition.
-    #[inline(always)]
-    unsafe fn partition<S: Simd>(&self, simd: S, partition: usize, state: SoftmaxState) {
-        let (from, to) = self.unit.any_visible(self.call.shape.window);
-        let from = from.max(partition * PARTITION);
-        let to = to.min((partition + 1) * PARTITION);
-        unsafe {
-            self.clear(state);
-            for tile in from / TILE..to.div_ceil(TILE) {
-                self.load_tile(simd, tile, from, to);
-                self.scores(simd);
-                self.softmax(simd, tile, state);
-                self.accumulate(simd, tile, state);
-            }
-        }
-    }
-
     /// Reads K and V of positions `from..to` of a tile as float32. The tile's other positions are filled with copies of
     /// these; the masks exclude them.
     #[inline(always)]
@@ -313,6 +404,43 @@ impl<E: CacheElement> UnitKernel<'_, E> {
                     let v = element.widen(simd, row.add(value_offset + d * E::BYTES));
                     simd.store(scratch.values.add(i * dim + d), v);
                 }
+            }
+        }
+    }
+}
+
+// SAFETY (all blocks in this impl): `run`'s contract. Indices of queries are below `num_queries`, those of dimensions
+// below `padded_dim`, and those of positions in a tile below `TILE`; scratch memory and states have room for these.
+// Behind the KV pool and the activations there are bytes that a load of a head's last, partial vector may touch.
+impl<E: CacheType> UnitKernel<'_, E> {
+    #[inline(always)]
+    fn num_queries(&self) -> usize {
+        self.unit.num_rows * self.call.group()
+    }
+
+    #[inline(always)]
+    unsafe fn clear(&self, state: SoftmaxState) {
+        let n = self.num_queries();
+        unsafe {
+            for i in 0..n {
+                *state.max.add(i) = f32::NEG_INFINITY;
+                *state.sum.add(i) = 0.0;
+            }
+            state.acc.write_bytes(0, n * self.call.padded_dim());
+        }
+    }
+
+    /// Computes the softmax over the positions of one partition.
+    #[inline(always)]
+    unsafe fn partition<S: Simd>(&self, simd: S, partition: usize, state: SoftmaxState) {
+        let (from, to) = self.unit.any_visible(self.call.shape.window);
+        let from = from.max(partition * PARTITION);
+        let to = to.min((partition + 1) * PARTITION);
+        unsafe {
+            self.clear(state);
+            self.element.begin(simd, self);
+            for tile in from / TILE..to.div_ceil(TILE) {
+                self.element.tile(simd, self, tile, (from, to), state);
             }
         }
     }

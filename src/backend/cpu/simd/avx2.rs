@@ -100,6 +100,7 @@ impl Simd for Avx2 {
     const ROW_PANELS: usize = 2;
     const QUANT_ROWS: usize = 4;
     const ADDS_128: bool = false;
+    const BYTE_DOTS: bool = true;
 
     #[inline(always)]
     fn splat(self, x: f32) -> Two {
@@ -251,6 +252,13 @@ impl Simd for Avx2 {
         })
     }
     #[inline(always)]
+    fn move_signed(self, a: [__m256i; 2], up: u32, down: u32) -> [__m256i; 2] {
+        halves!(i => {
+            let moved = _mm256_sll_epi32(a[i], _mm_cvtsi32_si128(up as i32));
+            _mm256_sra_epi32(moved, _mm_cvtsi32_si128(down as i32))
+        })
+    }
+    #[inline(always)]
     fn or_shifted(self, a: [__m256i; 2], b: [__m256i; 2], shift: u32) -> [__m256i; 2] {
         halves!(i => _mm256_or_si256(a[i], _mm256_sll_epi32(b[i], _mm_cvtsi32_si128(shift as i32))))
     }
@@ -282,7 +290,7 @@ impl Simd for Avx2 {
         halves!(i => _mm256_shuffle_epi8(table[i], index[i]))
     }
     // The instruction adds pairs of products in 16 bits, and saturates. Neither these factors nor those of
-    // `dot_signed` are large enough for that.
+    // `dot_signed` and `dot_codes` are large enough for that.
     #[inline(always)]
     fn dot_bytes(self, acc: [__m256i; 2], w: [__m256i; 2], x: u32) -> [__m256i; 2] {
         let x = unsafe { _mm256_set1_epi32(x as i32) };
@@ -301,6 +309,14 @@ impl Simd for Avx2 {
         let x = unsafe { _mm256_set1_epi32(x as i32) };
         halves!(i => {
             let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w[i]), _mm256_sign_epi8(x, w[i]));
+            _mm256_add_epi32(acc[i], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+        })
+    }
+    #[inline(always)]
+    fn dot_codes(self, acc: [__m256i; 2], w: [__m256i; 2], x: u32) -> [__m256i; 2] {
+        let x = unsafe { _mm256_set1_epi32(x as i32) };
+        halves!(i => {
+            let pairs = _mm256_maddubs_epi16(x, w[i]);
             _mm256_add_epi32(acc[i], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
         })
     }

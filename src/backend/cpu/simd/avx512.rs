@@ -27,6 +27,7 @@ impl Simd for Avx512 {
     const ROW_PANELS: usize = 4;
     const QUANT_ROWS: usize = 8;
     const ADDS_128: bool = true;
+    const BYTE_DOTS: bool = true;
 
     #[inline(always)]
     fn splat(self, x: f32) -> __m512 {
@@ -161,6 +162,13 @@ impl Simd for Avx512 {
         }
     }
     #[inline(always)]
+    fn move_signed(self, a: __m512i, up: u32, down: u32) -> __m512i {
+        unsafe {
+            let moved = _mm512_sll_epi32(a, _mm_cvtsi32_si128(up as i32));
+            _mm512_sra_epi32(moved, _mm_cvtsi32_si128(down as i32))
+        }
+    }
+    #[inline(always)]
     fn or_shifted(self, a: __m512i, b: __m512i, shift: u32) -> __m512i {
         unsafe { _mm512_or_si512(a, _mm512_sll_epi32(b, _mm_cvtsi32_si128(shift as i32))) }
     }
@@ -202,6 +210,10 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn dot_signed(self, acc: __m512i, w: __m512i, x: u32) -> __m512i {
         self.dot_bytes(acc, w, x)
+    }
+    #[inline(always)]
+    fn dot_codes(self, acc: __m512i, w: __m512i, x: u32) -> __m512i {
+        unsafe { _mm512_dpbusd_epi32(acc, _mm512_set1_epi32(x as i32), w) }
     }
     #[inline(always)]
     unsafe fn store_ints(self, to: *mut i32, a: __m512i) {

@@ -124,6 +124,7 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     const ROW_PANELS: usize = 4;
     const QUANT_ROWS: usize = 4;
     const ADDS_128: bool = false;
+    const BYTE_DOTS: bool = false;
 
     #[inline(always)]
     fn splat(self, x: f32) -> Four {
@@ -284,6 +285,10 @@ impl<const DOT: bool> Simd for Neon<DOT> {
         })
     }
     #[inline(always)]
+    fn move_signed(self, a: [int32x4_t; 4], up: u32, down: u32) -> [int32x4_t; 4] {
+        quarters!(i => vshlq_s32(vshlq_s32(a[i], vdupq_n_s32(up as i32)), vdupq_n_s32(-(down as i32))))
+    }
+    #[inline(always)]
     fn or_shifted(self, a: [int32x4_t; 4], b: [int32x4_t; 4], shift: u32) -> [int32x4_t; 4] {
         quarters!(i => vorrq_s32(a[i], vshlq_s32(b[i], vdupq_n_s32(shift as i32))))
     }
@@ -327,6 +332,10 @@ impl<const DOT: bool> Simd for Neon<DOT> {
             let high = vpaddlq_s16(vmull_high_s8(w, x));
             vaddq_s32(acc[i], vpaddq_s32(low, high))
         })
+    }
+    #[inline(always)]
+    fn dot_codes(self, acc: [int32x4_t; 4], w: [uint8x16_t; 4], x: u32) -> [int32x4_t; 4] {
+        self.dot_signed(acc, w, x)
     }
     #[inline(always)]
     unsafe fn store_ints(self, to: *mut i32, a: [int32x4_t; 4]) {

@@ -37,6 +37,7 @@ impl Simd for Portable {
     const ROW_PANELS: usize = 1;
     const QUANT_ROWS: usize = 2;
     const ADDS_128: bool = false;
+    const BYTE_DOTS: bool = false;
 
     #[inline(always)]
     fn splat(self, x: f32) -> Self::V {
@@ -185,6 +186,10 @@ impl Simd for Portable {
         a.map(|a| ((a as u32 >> shift) & mask) as i32)
     }
     #[inline(always)]
+    fn move_signed(self, a: Self::Ints, up: u32, down: u32) -> Self::Ints {
+        a.map(|a| a << up >> down)
+    }
+    #[inline(always)]
     fn or_shifted(self, a: Self::Ints, b: Self::Ints, shift: u32) -> Self::Ints {
         let mut out = a;
         for i in 0..LANES {
@@ -239,6 +244,10 @@ impl Simd for Portable {
             }
         }
         out
+    }
+    #[inline(always)]
+    fn dot_codes(self, acc: Self::Ints, w: Self::Bytes, x: u32) -> Self::Ints {
+        self.dot_signed(acc, w, x)
     }
     #[inline(always)]
     unsafe fn store_ints(self, to: *mut i32, a: Self::Ints) {
