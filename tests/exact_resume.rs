@@ -3,7 +3,7 @@
 //! the block size, or on whether steps are planned ahead.
 
 use pagetide::backend::cpu::Isa;
-use pagetide::config::{AdmissionPolicy, Config, DtypeChoice, Overlap, PreemptionMode, Quantization};
+use pagetide::config::{AdmissionPolicy, CacheDtype, Config, DtypeChoice, Overlap, PreemptionMode, Quantization};
 use pagetide::metrics;
 use pagetide::offline::{Engine, GenerateParams, RequestOutput};
 use pagetide::sampling::extra::{Dry, DryBreakers, DynamicTemperature, ExtraSamplers, Mirostat, MirostatVersion, Xtc};
@@ -251,6 +251,19 @@ fn quantised_weights_give_the_same_text() {
             config.model.quantization_cache = Some("off".into());
         };
         check(70, params, &device, &pressures);
+    }
+}
+
+/// A token's codes in the KV cache depend on that token alone, and attention reads a step's own tokens from the cache too.
+#[test]
+fn a_quantised_cache_gives_the_same_text() {
+    let pressures = [
+        pressure(PreemptionMode::Swap, 16, 24, 2, 256, Overlap::Off),
+        pressure(PreemptionMode::Recompute, 16, 24, 3, 70, Overlap::On),
+        pressure(PreemptionMode::Auto, 5, 60, 1, 90, Overlap::On),
+    ];
+    for dtype in [CacheDtype::Int8, CacheDtype::Fp8] {
+        check(70, params, &|config| config.cache.dtype = dtype, &pressures);
     }
 }
 

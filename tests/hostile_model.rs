@@ -2,7 +2,7 @@
 
 use pagetide::actors::preflight::check_model;
 use pagetide::actors::runtime::Runtime;
-use pagetide::config::{Config, DeviceKind, LoadFormat};
+use pagetide::config::{CacheDtype, Config, DeviceKind, LoadFormat};
 use pagetide::model::loader::LoadTarget;
 use serde_json::{Value, json};
 use std::fs;
@@ -90,6 +90,20 @@ fn unchanged_it_starts() {
         let model = Model::of(name);
         assert_eq!(model.says(&model.config(), name), Ok(()), "{name}");
     }
+}
+
+#[test]
+fn a_quantised_cache_is_refused_on_a_gpu() {
+    let model = Model::llama();
+    let mut config = model.config();
+    config.cache.dtype = CacheDtype::Fp8;
+    assert_eq!(model.says(&config, "fp8"), Ok(()));
+    let error = check_model(&config, LoadTarget::Gpu).map(drop).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "cache.dtype = fp8: so far only the CPU backend has a quantised KV cache; use cache.dtype = auto, or \
+         --device cpu"
+    );
 }
 
 #[test]

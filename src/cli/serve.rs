@@ -259,6 +259,7 @@ fn announce(model: &ModelInfo, loaded: &LoadedModel, url: &str, admin: Option<So
             device = loaded.device,
             dtype = loaded.dtype.name(),
             weights = %loaded.weights,
+            cache_dtype = loaded.pools.layout.dtype.name(),
             block_size = loaded.pools.layout.block_size,
             num_device_blocks = loaded.pools.num_device_blocks,
             num_swap_blocks = loaded.pools.num_swap_blocks,
@@ -286,7 +287,15 @@ fn start_block(model: &str, chat: ChatFormat, loaded: &LoadedModel, url: &str, a
         ("device", loaded.device.clone()),
         ("dtype", loaded.dtype.name().into()),
         ("weights", if loaded.weights.is_empty() { "none".into() } else { loaded.weights.to_string() }),
-        ("KV cache", format!("{}, {} tokens a block", pool(loaded.pools.num_device_blocks), layout.block_size)),
+        (
+            "KV cache",
+            format!(
+                "{}, {} tokens a block, {}",
+                pool(loaded.pools.num_device_blocks),
+                layout.block_size,
+                layout.dtype.name()
+            ),
+        ),
         ("swap", swap),
         ("listening", url.to_owned()),
     ];
@@ -338,7 +347,7 @@ mod tests {
                 "  device     cpu (avx512, 4 threads)",
                 "  dtype      bfloat16",
                 "  weights    none",
-                "  KV cache   2048 blocks, 32768 tokens, 2.00 GiB, 16 tokens a block",
+                "  KV cache   2048 blocks, 32768 tokens, 2.00 GiB, 16 tokens a block, bfloat16",
                 "  swap       none",
                 "  listening  http://127.0.0.1:8000",
                 "  admin      http://127.0.0.1:9000",

@@ -3,7 +3,7 @@
 use super::field::ConfigField;
 use super::value::Value;
 use pagetide_base::choice;
-pub use pagetide_model::options::{DeviceKind, DtypeChoice, LoadFormat, Quantization};
+pub use pagetide_model::options::{CacheDtype, DeviceKind, DtypeChoice, LoadFormat, Quantization};
 pub use pagetide_text::chat_output::format::{ReasoningParser, ToolCallParser};
 
 choice!(
@@ -156,6 +156,7 @@ choice_fields!(
     LogFormat,
     DeviceKind,
     DtypeChoice,
+    CacheDtype,
     LoadFormat,
     Quantization,
     ReasoningParser,

@@ -1,8 +1,8 @@
 //! Settings of the model, the device, the KV cache on both tiers, and the scheduler.
 
 use super::{
-    AdmissionPolicy, DEMO_MODEL, DeviceKind, DtypeChoice, Eviction, IsaChoice, LoadFormat, OnFailure, Overlap,
-    PreemptionMode, Quantization, ReasoningParser, SchedulingPolicy, ToolCallParser, num_cores,
+    AdmissionPolicy, CacheDtype, DEMO_MODEL, DeviceKind, DtypeChoice, Eviction, IsaChoice, LoadFormat, OnFailure,
+    Overlap, PreemptionMode, Quantization, ReasoningParser, SchedulingPolicy, ToolCallParser, num_cores,
 };
 
 #[derive(Clone, Debug, PartialEq)]
@@ -91,6 +91,7 @@ impl DeviceConfig {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct CacheConfig {
+    pub dtype: CacheDtype,
     /// Tokens in a KV block, from 1 to 256.
     pub block_size: u32,
     /// `None`: as many as fit in `device.memory_utilization`.
@@ -104,6 +105,7 @@ pub struct CacheConfig {
 impl Default for CacheConfig {
     fn default() -> Self {
         Self {
+            dtype: CacheDtype::Auto,
             block_size: 16,
             num_device_blocks: None,
             enable_prefix_caching: true,

@@ -29,6 +29,7 @@ impl Config {
                 gpu: scheduler.batched_tokens(true) as usize,
             },
             max_num_seqs: scheduler.max_num_seqs as usize,
+            cache_dtype: cache.dtype,
             block_size: cache.block_size as usize,
             num_device_blocks: cache.num_device_blocks.map(|blocks| blocks as usize),
             swap_bytes: swap.space_bytes(),

@@ -5,9 +5,9 @@ use super::checks::{any_text, http_url, log_filter, not_empty, revision, root_pa
 use super::field::ConfigField;
 use super::value::{SettingKind, Value};
 use super::{
-    AdmissionPolicy, CacheIsolation, Config, DeviceKind, Dialect, DtypeChoice, Eviction, IsaChoice, LoadFormat,
-    LogFormat, OnFailure, Overlap, PreemptionMode, Quantization, ReasoningParser, SchedulingPolicy, SchemaObjects,
-    Surface, ThinkingDefault, ToolCallParser,
+    AdmissionPolicy, CacheDtype, CacheIsolation, Config, DeviceKind, Dialect, DtypeChoice, Eviction, IsaChoice,
+    LoadFormat, LogFormat, OnFailure, Overlap, PreemptionMode, Quantization, ReasoningParser, SchedulingPolicy,
+    SchemaObjects, Surface, ThinkingDefault, ToolCallParser,
 };
 
 /// One row of the table: a key of the configuration.
@@ -389,7 +389,8 @@ settings! {
         "Branch, tag or commit of a model on the hub. auto is main.",
         "Set a commit, so that every start serves the same weights.";
     model.dtype: RARE, SettingKind::Choice(DtypeChoice::NAMES), "", Some(("dtype", "auto|float32|float16|bfloat16")),
-        "Data type of the weights and the KV cache. auto uses the checkpoint's own.",
+        "Data type of the weights, and of the KV cache if cache.dtype does not say otherwise. auto uses the \
+         checkpoint's own.",
         "Set float32 to compare outputs exactly; set bfloat16 to halve the memory of a float32 checkpoint.";
     model.quantization: RARE, SettingKind::Choice(Quantization::NAMES), "",
         Some(("quantization", "none|q8_0|q4_0|q4_1|q5_0|q5_1|q4_k|q6_k")),
@@ -460,6 +461,10 @@ settings! {
          status. 0 means no limit.",
         "Raise it if steps of a large model on a slow device take minutes; lower it to be restarted sooner.";
 
+    cache.dtype: RARE, SettingKind::Choice(CacheDtype::NAMES), "", Some(("kv-cache-dtype", "auto|int8|fp8")),
+        "Data type of the KV cache. auto is that of the weights. int8 and fp8 (E4M3) take about half the bytes of \
+         bfloat16: one for each element, and two for each token, layer and head of K and of V. They are for the CPU.",
+        "Set int8 to hold almost twice as many tokens in the same memory, and to decode faster behind long contexts.";
     cache.block_size: COMMON, int(1, 256), "tokens", Some(("block-size", "N")),
         "Number of tokens in a KV block.",
         "Smaller blocks waste fewer slots and share shorter prefixes; larger blocks have less overhead per token.";

@@ -6,13 +6,22 @@ use pagetide_base::choice;
 use std::path::PathBuf;
 
 choice!(
-    /// Type of weights and KV cache.
+    /// Type of the weights.
     DtypeChoice {
         /// The checkpoint's own.
         Auto = "auto",
         Float32 = "float32",
         Float16 = "float16",
         Bfloat16 = "bfloat16",
+    }
+);
+choice!(
+    /// Type of the KV cache.
+    CacheDtype {
+        /// That of the weights.
+        Auto = "auto",
+        Int8 = "int8",
+        Fp8 = "fp8",
     }
 );
 choice!(
@@ -80,6 +89,7 @@ pub struct LoadOptions {
     /// Maximum number of tokens in a step.
     pub batched_tokens: PerDevice<usize>,
     pub max_num_seqs: usize,
+    pub cache_dtype: CacheDtype,
     /// Tokens in a KV block.
     pub block_size: usize,
     /// `None`: as many as fit in the fraction of the memory.

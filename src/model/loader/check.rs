@@ -3,12 +3,12 @@
 
 use super::cpu::MAX_LOGIT_ROWS;
 use super::memory;
-use super::sizes::{checkpoint, dtype, max_model_len, pool_sizes};
+use super::sizes::{checkpoint, dtype, kv_layout, max_model_len, pool_sizes};
 use crate::checkpoint::Checkpoint;
 use crate::decoder::Decoder;
 use crate::dry::DryBackend;
 use crate::files::ModelFiles;
-use crate::options::{DeviceKind, LoadFormat, LoadOptions};
+use crate::options::{CacheDtype, DeviceKind, LoadFormat, LoadOptions};
 use crate::quantized::Conversions;
 use crate::quantizer::QuantizePlan;
 use crate::spec::ModelSpec;
@@ -79,7 +79,14 @@ pub fn check(
 ) -> Result<LoadOutlook, StartError> {
     let (dtype, max_model_len) = (dtype(options, spec), max_model_len(options, spec));
     spec.check_max_model_len(max_model_len)?;
-    let layout = spec.kv_layout(options.block_size, dtype);
+    if target == LoadTarget::Gpu && options.cache_dtype != CacheDtype::Auto {
+        return Err(StartError::new(format!(
+            "cache.dtype = {}: so far only the CPU backend has a quantised KV cache; use cache.dtype = auto, or \
+             --device cpu",
+            options.cache_dtype
+        )));
+    }
+    let layout = kv_layout(options, spec, dtype);
     let mut outlook = LoadOutlook::default();
     if target != LoadTarget::Nowhere {
         let batched_tokens = options.batched_tokens;

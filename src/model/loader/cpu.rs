@@ -1,7 +1,7 @@
 //! Loading onto the CPU.
 
 use super::memory::{available_memory_budget, spare_swap_bytes};
-use super::sizes::{LoadedModel, checkpoint, dtype, max_model_len, pool_sizes};
+use super::sizes::{LoadedModel, checkpoint, dtype, kv_layout, max_model_len, pool_sizes};
 use crate::checkpoint::Checkpoint;
 use crate::decoder::Decoder;
 use crate::files::ModelFiles;
@@ -58,7 +58,7 @@ fn load_onto<B: Backend + 'static>(
     let (dtype, max_model_len) = (dtype(options, &spec), max_model_len(options, &spec));
     let max_num_batched_tokens = options.batched_tokens.cpu;
     let (family, num_parameters) = (spec.family, spec.num_parameters());
-    let layout = spec.kv_layout(options.block_size, dtype);
+    let layout = kv_layout(options, &spec, dtype);
 
     let checkpoint = checkpoint(options, files, &spec)?;
     let quantized = checkpoint.as_ref().filter(|checkpoint| !checkpoint.quantized().is_empty());

@@ -1,7 +1,7 @@
 //! "Loads" no model.
 
 use super::memory::{available_memory_budget, spare_swap_bytes};
-use super::sizes::{LoadedModel, dtype, max_model_len, pool_sizes};
+use super::sizes::{LoadedModel, dtype, kv_layout, max_model_len, pool_sizes};
 use crate::null::NullRunner;
 use crate::options::LoadOptions;
 use crate::spec::ModelSpec;
@@ -12,7 +12,7 @@ use pagetide_base::error::StartError;
 pub(super) fn load(options: &LoadOptions, spec: &ModelSpec) -> Result<(NullRunner, LoadedModel), StartError> {
     tracing::warn!("--load-format null: there is no model, so all answers are random tokens");
     let (dtype, max_model_len) = (dtype(options, spec), max_model_len(options, spec));
-    let layout = spec.kv_layout(options.block_size, dtype);
+    let layout = kv_layout(options, spec, dtype);
     // The limits are those of the CPU, although no buffer depends on them here.
     let max_num_batched_tokens = options.batched_tokens.cpu;
     let loaded = LoadedModel {

@@ -2,13 +2,13 @@
 
 use crate::checkpoint::Checkpoint;
 use crate::files::{DEMO_MODEL, ModelFiles};
-use crate::options::{DtypeChoice, LoadFormat, LoadOptions, Quantization};
+use crate::options::{CacheDtype, DtypeChoice, LoadFormat, LoadOptions, Quantization};
 use crate::quantizer::kept::KeptPlace;
 use crate::quantizer::{QUANTIZER_VERSION, QuantizePlan};
 use crate::runner::PoolSizes;
 use crate::spec::{Family, ModelSpec};
 use crate::tally::WeightTally;
-use pagetide_backend::{DType, KvLayout};
+use pagetide_backend::{CodeType, DType, KvDType, KvLayout};
 use pagetide_base::error::StartError;
 use std::path::Path;
 
@@ -41,6 +41,16 @@ pub(super) fn dtype(options: &LoadOptions, spec: &ModelSpec) -> DType {
         DtypeChoice::Float16 => DType::F16,
         DtypeChoice::Bfloat16 => DType::BF16,
     }
+}
+
+/// The layout of the KV cache of a model whose weights have type `dtype`.
+pub(super) fn kv_layout(options: &LoadOptions, spec: &ModelSpec, dtype: DType) -> KvLayout {
+    let dtype = match options.cache_dtype {
+        CacheDtype::Auto => KvDType::Plain(dtype),
+        CacheDtype::Int8 => KvDType::Codes(CodeType::Int8),
+        CacheDtype::Fp8 => KvDType::Codes(CodeType::Fp8),
+    };
+    spec.kv_layout(options.block_size, dtype)
 }
 
 pub(super) fn max_model_len(options: &LoadOptions, spec: &ModelSpec) -> usize {
