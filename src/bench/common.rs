@@ -68,6 +68,7 @@ pub fn subject_in_process(runtime: &Runtime) -> Value {
         "model": runtime.handle().model().served_name,
         "device": loaded.device,
         "dtype": loaded.dtype.name(),
+        "cache_dtype": loaded.pools.layout.dtype.name(),
         "block_size": loaded.pools.layout.block_size,
         "num_device_blocks": loaded.pools.num_device_blocks,
         "num_swap_blocks": loaded.pools.num_swap_blocks,

@@ -66,6 +66,8 @@ struct DoctorReport {
     /// Where a start would take quantised weights from, if `model.quantization` asks for them.
     #[serde(skip_serializing_if = "Option::is_none")]
     quantized: Option<QuantizedFacts>,
+    /// The configured type of the KV cache.
+    cache_dtype: &'static str,
     /// The device that a start would use: `cuda (NVIDIA H100 80GB HBM3)`.
     runs_on: Option<String>,
     /// What would stop a start.
@@ -210,6 +212,7 @@ impl DoctorReport {
             weights: (!weights.is_empty()).then(|| weights.to_string()),
             conversions: (!conversions.is_empty()).then(|| conversions.to_string()),
             quantized: quantized.map(|source| QuantizedFacts::new(source, target == LoadTarget::Gpu)),
+            cache_dtype: config.cache.dtype.name(),
             runs_on: runs_on.ok(),
             problems: no_device.into_iter().chain(no_model).collect(),
         }
@@ -387,6 +390,7 @@ impl Display for DoctorReport {
         if let Some(quantized) = &self.quantized {
             writeln!(f, "          {quantized}")?;
         }
+        writeln!(f, "KV cache  {}", self.cache_dtype)?;
         match &self.runs_on {
             Some(device) if self.problems.is_empty() => {
                 writeln!(f, "\nReady to start: it would run on {device}.")

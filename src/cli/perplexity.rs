@@ -97,6 +97,7 @@ pub fn run(args: &PerplexityArgs) -> Result<ExitCode, StartError> {
         model: config.model.path.clone(),
         device: feeder.loaded.device,
         dtype: feeder.loaded.dtype.name(),
+        cache_dtype: feeder.loaded.pools.layout.dtype.name(),
         chunks: text.num(),
         context: text.context(),
         positions: nll.count(),

@@ -17,8 +17,9 @@ fn doctor_says_how_weights_are_converted() {
         "{}",
         text(&run.stdout)
     );
-    let run = output(&["doctor", "--device", "cpu"]);
+    let run = output(&["doctor", "--device", "cpu", "--kv-cache-dtype", "int8"]);
     let report = text(&run.stdout);
+    assert!(report.contains("\nKV cache  int8\n"), "{report}");
     assert!(report.contains("\nweights   bfloat16 29 matrices 6.6 MiB\n") && !report.contains("converted"), "{report}");
 }
 

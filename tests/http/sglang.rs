@@ -332,6 +332,7 @@ async fn the_server_is_described() {
     }
     let info = get("/get_server_info").await;
     assert_eq!((&info["max_total_num_tokens"], &info["context_length"]), (&json!(1600), &json!(100)));
+    assert_eq!((&info["dtype"], &info["kv_cache_dtype"]), (&json!("bfloat16"), &json!("bfloat16")));
     let load = get("/v1/loads").await;
     assert_eq!(load["loads"][0]["max_total_num_tokens"], 64);
     assert_eq!(load["loads"][0]["num_used_tokens"], 16);

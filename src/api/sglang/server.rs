@@ -14,6 +14,7 @@ pub struct ServerFacts {
     /// transformers' name of the architecture.
     pub family: &'static str,
     pub dtype: &'static str,
+    pub cache_dtype: &'static str,
     pub device: String,
     pub block_size: usize,
     pub num_device_blocks: usize,
@@ -53,6 +54,7 @@ pub fn server_info(model: &ModelInfo, facts: &ServerFacts) -> Value {
         "served_model_name": model.served_name,
         "tokenizer_path": facts.model_path,
         "dtype": facts.dtype,
+        "kv_cache_dtype": facts.cache_dtype,
         "device": facts.device,
         "context_length": model.max_model_len,
         "page_size": facts.block_size,

@@ -38,7 +38,8 @@ impl ModelFacts {
 
 /// For people.
 pub fn subject(name: &str, loaded: &LoadedModel) -> String {
-    format!("{name} on {}, {}", loaded.device, loaded.dtype.name())
+    let cache_dtype = loaded.pools.layout.dtype.name();
+    format!("{name} on {}, {}, KV cache {cache_dtype}", loaded.device, loaded.dtype.name())
 }
 
 fn find(config: &Config) -> Result<(ModelFiles, ModelSpec), StartError> {

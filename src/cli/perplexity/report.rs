@@ -10,6 +10,8 @@ pub struct PerplexityReport {
     pub model: String,
     pub device: String,
     pub dtype: &'static str,
+    /// Of the KV cache.
+    pub cache_dtype: &'static str,
     pub chunks: usize,
     /// Tokens of a chunk.
     pub context: usize,
@@ -33,8 +35,9 @@ impl Display for Shown {
 
 impl Display for PerplexityReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { model, device, dtype, chunks, context, positions, perplexity, divergence } = self;
-        writeln!(f, "{model}, {dtype}, {device}: {chunks} chunks of {context} tokens, {positions} positions")?;
+        let Self { model, device, dtype, cache_dtype, chunks, context, positions, perplexity, divergence } = self;
+        write!(f, "{model}, {dtype}, KV cache {cache_dtype}, {device}: ")?;
+        writeln!(f, "{chunks} chunks of {context} tokens, {positions} positions")?;
         if let Some(divergence) = divergence {
             show(f, perplexity, divergence)?;
         }

@@ -194,6 +194,7 @@ async fn facts(live_settings: &LiveSettings) -> ServerFacts {
         model_path: config.model.path,
         family: loaded.family.model_type(),
         dtype: loaded.dtype.name(),
+        cache_dtype: loaded.pools.layout.dtype.name(),
         device: loaded.device.clone(),
         block_size: loaded.pools.layout.block_size,
         num_device_blocks: loaded.pools.num_device_blocks,
