@@ -121,7 +121,10 @@ pub(super) trait Simd: Copy {
     /// As [`Simd::dot_bytes`] for prepared bytes `w` from -128 to 127, or from 0 to 255 with [`Simd::ADDS_128`].
     fn dot_signed(self, acc: Self::Ints, w: Self::Bytes, x: u32) -> Self::Ints;
     /// For each lane `acc + Σ w · x` over its four bytes: `w` from -127 to 127, the bytes of `x` from 0 to 127.
-    fn dot_codes(self, acc: Self::Ints, w: Self::Bytes, x: u32) -> Self::Ints;
+    #[inline(always)]
+    fn dot_codes(self, acc: Self::Ints, w: Self::Bytes, x: u32) -> Self::Ints {
+        self.dot_signed(acc, w, x)
+    }
 
     /// # Safety
     /// Sixteen integers can be written at `to`, at any alignment.

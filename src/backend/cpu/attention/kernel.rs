@@ -237,13 +237,14 @@ impl<C: Code> CacheType for CacheCodes<C> {
         // SAFETY: the caller's promise.
         unsafe {
             let codes = kernel.find(tile, from, to);
+            let ahead = kernel.find_ahead(tile, to, codes);
             if S::BYTE_DOTS && C::IS_INTEGER {
-                kernel.byte_scores(simd, &codes);
+                kernel.byte_scores(simd, &codes, &ahead);
                 kernel.softmax(simd, tile, state);
                 kernel.encode_weights(simd, &codes, tile);
-                kernel.accumulate_bytes(simd, &codes, tile, state);
+                kernel.accumulate_bytes(simd, &codes, &ahead, tile, state);
             } else {
-                kernel.widen(simd, &codes);
+                kernel.widen(simd, &codes, &ahead);
                 kernel.scores(simd);
                 kernel.scale(simd, codes.map(|group| group.key_scales));
                 kernel.softmax(simd, tile, state);

@@ -334,10 +334,6 @@ impl<const DOT: bool> Simd for Neon<DOT> {
         })
     }
     #[inline(always)]
-    fn dot_codes(self, acc: [int32x4_t; 4], w: [uint8x16_t; 4], x: u32) -> [int32x4_t; 4] {
-        self.dot_signed(acc, w, x)
-    }
-    #[inline(always)]
     unsafe fn store_ints(self, to: *mut i32, a: [int32x4_t; 4]) {
         quarters!(i => vst1q_s32(to.add(4 * i), a[i]));
     }

@@ -246,10 +246,6 @@ impl Simd for Portable {
         out
     }
     #[inline(always)]
-    fn dot_codes(self, acc: Self::Ints, w: Self::Bytes, x: u32) -> Self::Ints {
-        self.dot_signed(acc, w, x)
-    }
-    #[inline(always)]
     unsafe fn store_ints(self, to: *mut i32, a: Self::Ints) {
         // SAFETY: the caller's promise.
         unsafe { to.cast::<Self::Ints>().write_unaligned(a) }

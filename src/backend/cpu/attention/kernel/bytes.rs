@@ -63,21 +63,21 @@ impl<K: Code> UnitKernel<'_, CacheCodes<K>> {
         }
     }
 
-    /// `weights[query][position] = q · k`
+    /// `weights[query][position] = q · k`. The K of `ahead` is prefetched.
     #[inline(always)]
-    pub(super) unsafe fn byte_scores<S: Simd>(&self, simd: S, codes: &TileCodes) {
+    pub(super) unsafe fn byte_scores<S: Simd>(&self, simd: S, codes: &TileCodes, ahead: &TileCodes) {
         let n = self.num_queries();
         let mut i = 0;
         unsafe {
             while i < n {
                 if S::QUERIES == 4 && i + 4 <= n {
-                    self.byte_scores_of::<S, 4>(simd, codes, i);
+                    self.byte_scores_of::<S, 4>(simd, codes, ahead, i);
                     i += 4;
                 } else if S::QUERIES == 4 && i + 2 <= n {
-                    self.byte_scores_of::<S, 2>(simd, codes, i);
+                    self.byte_scores_of::<S, 2>(simd, codes, ahead, i);
                     i += 2;
                 } else {
-                    self.byte_scores_of::<S, 1>(simd, codes, i);
+                    self.byte_scores_of::<S, 1>(simd, codes, ahead, i);
                     i += 1;
                 }
             }
@@ -85,7 +85,13 @@ impl<K: Code> UnitKernel<'_, CacheCodes<K>> {
     }
 
     #[inline(always)]
-    unsafe fn byte_scores_of<S: Simd, const R: usize>(&self, simd: S, codes: &TileCodes, first: usize) {
+    unsafe fn byte_scores_of<S: Simd, const R: usize>(
+        &self,
+        simd: S,
+        codes: &TileCodes,
+        ahead: &TileCodes,
+        first: usize,
+    ) {
         let (scratch, dim) = (self.scratch.codes, self.call.shape.head_dim);
         // Of each query and each half of the tile, the sums of both digits.
         let mut sums = [[[simd.splat_int(0); 2]; 2]; R];
@@ -100,6 +106,11 @@ impl<K: Code> UnitKernel<'_, CacheCodes<K>> {
             }
             for word in 0..words {
                 let at = word * 4 * LANES;
+                if first == 0 {
+                    for group in ahead {
+                        simd.prefetch(group.keys.wrapping_add(at));
+                    }
+                }
                 let k = [
                     simd.prepare_signed(simd.load_bytes(codes[0].keys.add(at))),
                     simd.prepare_signed(simd.load_bytes(codes[1].keys.add(at))),
@@ -171,12 +182,13 @@ impl<K: Code> UnitKernel<'_, CacheCodes<K>> {
         }
     }
 
-    /// `acc = acc * factor + weights · V`
+    /// `acc = acc * factor + weights · V`. The V of `ahead` is prefetched.
     #[inline(always)]
     pub(super) unsafe fn accumulate_bytes<S: Simd>(
         &self,
         simd: S,
         codes: &TileCodes,
+        ahead: &TileCodes,
         tile: usize,
         state: SoftmaxState,
     ) {
@@ -193,10 +205,10 @@ impl<K: Code> UnitKernel<'_, CacheCodes<K>> {
             }
             unsafe {
                 if S::QUERIES == 4 && i + 1 < n && sees(i + 1) {
-                    self.accumulate_bytes_of::<S, 2>(simd, codes, i, state);
+                    self.accumulate_bytes_of::<S, 2>(simd, codes, ahead, i, state);
                     i += 2;
                 } else {
-                    self.accumulate_bytes_of::<S, 1>(simd, codes, i, state);
+                    self.accumulate_bytes_of::<S, 1>(simd, codes, ahead, i, state);
                     i += 1;
                 }
             }
@@ -208,6 +220,7 @@ impl<K: Code> UnitKernel<'_, CacheCodes<K>> {
         &self,
         simd: S,
         codes: &TileCodes,
+        ahead: &TileCodes,
         first: usize,
         state: SoftmaxState,
     ) {
@@ -216,10 +229,10 @@ impl<K: Code> UnitKernel<'_, CacheCodes<K>> {
         unsafe {
             while d < dim {
                 if S::QUERIES == 4 && d + 4 * LANES <= dim {
-                    self.accumulate_byte_block::<S, R, 4>(simd, codes, first, d, state);
+                    self.accumulate_byte_block::<S, R, 4>(simd, codes, ahead, first, d, state);
                     d += 4 * LANES;
                 } else {
-                    self.accumulate_byte_block::<S, R, 1>(simd, codes, first, d, state);
+                    self.accumulate_byte_block::<S, R, 1>(simd, codes, ahead, first, d, state);
                     d += LANES;
                 }
             }
@@ -231,6 +244,7 @@ impl<K: Code> UnitKernel<'_, CacheCodes<K>> {
         &self,
         simd: S,
         codes: &TileCodes,
+        ahead: &TileCodes,
         first: usize,
         d: usize,
         state: SoftmaxState,
@@ -242,10 +256,16 @@ impl<K: Code> UnitKernel<'_, CacheCodes<K>> {
             let weights = scratch.weights.add(2 * first * TILE).cast::<u32>();
             for quad in 0..TILE / 4 {
                 let in_group = quad % (LANES / 4) * 4 * head_dim + 4 * d;
-                let at = codes[quad / (LANES / 4)].values.add(in_group);
+                let group = quad / (LANES / 4);
+                let at = codes[group].values.add(in_group);
                 let mut v = [simd.load_bytes(at); C];
                 for c in 1..C {
                     v[c] = simd.load_bytes(at.add(c * 4 * LANES));
+                }
+                if first == 0 {
+                    for c in 0..C {
+                        simd.prefetch(ahead[group].values.wrapping_add(in_group + c * 4 * LANES));
+                    }
                 }
                 for r in 0..R {
                     for digit in 0..2 {

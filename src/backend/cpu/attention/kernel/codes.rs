@@ -42,6 +42,16 @@ impl<K: Code> UnitKernel<'_, CacheCodes<K>> {
         [first, last]
     }
 
+    /// The groups of the next tile, to be prefetched; those of this one if there is none, or if the cache is in rows.
+    #[inline(always)]
+    pub(super) unsafe fn find_ahead(&self, tile: usize, to: usize, codes: TileCodes) -> TileCodes {
+        if (tile + 1) * TILE < to && kv_codes::in_groups(&self.call.kv.layout) {
+            unsafe { self.find(tile + 1, (tile + 1) * TILE, to) }
+        } else {
+            codes
+        }
+    }
+
     /// A group of the cache.
     #[inline(always)]
     fn group(&self, first: usize) -> GroupCodes {
@@ -90,14 +100,15 @@ impl<K: Code> UnitKernel<'_, CacheCodes<K>> {
         }
     }
 
-    /// Reads the codes of a tile as float32, without their scales.
+    /// Reads the codes of a tile as float32, without their scales, and prefetches those of `ahead`.
     #[inline(always)]
-    pub(super) unsafe fn widen<S: Simd>(&self, simd: S, codes: &TileCodes) {
+    pub(super) unsafe fn widen<S: Simd>(&self, simd: S, codes: &TileCodes, ahead: &TileCodes) {
         let (head_dim, dim) = (self.call.shape.head_dim, self.call.padded_dim());
         unsafe {
-            for (half, group) in codes.iter().enumerate() {
+            for (half, (group, ahead)) in codes.iter().zip(ahead).enumerate() {
                 for d in (0..head_dim).step_by(4) {
                     let four = simd.load_ints(group.keys.add(d * LANES));
+                    simd.prefetch(ahead.keys.wrapping_add(d * LANES));
                     for i in 0..4 {
                         let to = self.scratch.keys.add((d + i) * TILE + half * LANES);
                         simd.store(to, K::widen(simd, four, i as u32));
@@ -105,7 +116,9 @@ impl<K: Code> UnitKernel<'_, CacheCodes<K>> {
                 }
                 for slot in (0..LANES).step_by(4) {
                     for d in (0..dim).step_by(LANES) {
-                        let four = simd.load_ints(group.values.add(slot * head_dim + 4 * d));
+                        let at = slot * head_dim + 4 * d;
+                        let four = simd.load_ints(group.values.add(at));
+                        simd.prefetch(ahead.values.wrapping_add(at));
                         for i in 0..4 {
                             let to = self.scratch.values.add((half * LANES + slot + i) * dim + d);
                             simd.store(to, K::widen(simd, four, i as u32));
