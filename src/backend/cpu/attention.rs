@@ -1,12 +1,13 @@
 //! Paged attention.
 //!
-//! The softmax is computed online over tiles of [`TILE`] positions (more on AMX tiles), and in partitions of
+//! The softmax is computed online over tiles of [`TILE`] positions (more in products of bfloat16), and in partitions of
 //! [`PARTITION`] positions that are merged in order. Both are counted from position 0 of the sequence. So the order of
 //! a query's sums does not depend on the block size, on how the prompt was cut into chunks, on the other queries, or on
 //! whether one member or several computed the partitions.
 //!
 //! A unit of work is one KV head with a tile of query rows. Each tile of K and V is read once through the block table
-//! and used by all these rows and by all query heads of the group. Except on AMX tiles it is widened to float32.
+//! and used by all these rows and by all query heads of the group. A cache of bfloat16 is multiplied as it is where the
+//! processor has such products (AVX-512 and AMX: `tiles`). Elsewhere the tile is widened to float32 (`kernel`).
 
 mod codes_scratch;
 mod kernel;
@@ -32,10 +33,10 @@ const ENOUGH_UNITS_PER_MEMBER: usize = 4;
 /// Tasks per member that the units are gathered into if there are more units.
 const TASKS_PER_MEMBER: usize = 8;
 
-/// Whether the KV cache is stored in the layout that tile products read.
+/// Whether the KV cache is stored in the layout that products of bfloat16 read.
 pub(super) fn is_tiled(isa: Isa, layout: &KvLayout) -> bool {
     #[cfg(target_arch = "x86_64")]
-    return isa == Isa::Amx && tiles::is_tiled(layout);
+    return isa.has_dot_products_for(layout.dtype) && tiles::is_tiled(layout);
     #[cfg(not(target_arch = "x86_64"))]
     {
         let _ = (isa, layout);
@@ -51,7 +52,7 @@ pub(super) fn is_tiled(isa: Isa, layout: &KvLayout) -> bool {
 /// in the group.
 pub(super) unsafe fn write_tiled(row: &[f32], value: bool, slot: usize, last: bool, head: *mut u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: the caller's; `is_tiled` is true only where there is AMX, which implies AVX-512.
+    // SAFETY: the caller's; `is_tiled` is true only where there are bfloat16 dot products.
     unsafe {
         tiles::write_row(row, value, slot, last, head);
     }

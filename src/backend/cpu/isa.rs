@@ -95,6 +95,12 @@ impl Isa {
         self == Isa::Amx && dtype == DType::BF16
     }
 
+    /// Whether products of this type can be computed as dot products of pairs, by one instruction or on tile registers.
+    #[inline]
+    pub(super) fn has_dot_products_for(self, dtype: DType) -> bool {
+        matches!(self, Isa::Avx512 | Isa::Amx) && dtype == DType::BF16
+    }
+
     /// Runs `kernel` compiled for this instruction set.
     #[inline]
     pub(super) fn run<K: SimdKernel>(self, kernel: K) -> K::Output {

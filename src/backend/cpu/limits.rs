@@ -75,7 +75,7 @@ impl CpuBackend {
             rate(2 * LANES * 8 * RUNS, &|| self.isa.run(MulAdd::<8>)),
             rate(2 * LANES * 12 * RUNS, &|| self.isa.run(MulAdd::<12>)),
         ];
-        let has_dot_products = matches!(self.isa, Isa::Avx512 | Isa::Amx) && dtype == DType::BF16;
+        let has_dot_products = self.isa.has_dot_products_for(dtype);
         let dot = [
             rate(4 * LANES * 8 * RUNS, &|| self.isa.run(DotPairs::<8>)),
             rate(4 * LANES * 12 * RUNS, &|| self.isa.run(DotPairs::<12>)),

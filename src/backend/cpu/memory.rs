@@ -213,8 +213,8 @@ pub(super) const MAX_HEAD_DIM: usize = 256;
 /// The two pools of KV blocks. A block is `layout.block_bytes()` contiguous bytes.
 pub(super) struct CpuKvPools {
     pub layout: KvLayout,
-    /// Whether the slots of a head are in the layout of tile products instead of rows `[block_size, head_dim]`. Codes
-    /// have a layout of their own: see `kv_codes`.
+    /// Whether the slots of a head are in the layout of `attention::tiles` instead of rows `[block_size, head_dim]`.
+    /// Codes have a layout of their own: see `kv_codes`.
     pub tiled: bool,
     pub num_device_blocks: usize,
     pub num_swap_blocks: usize,

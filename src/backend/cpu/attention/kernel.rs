@@ -14,7 +14,7 @@ use super::tiles;
 use super::unit::{AttentionCall, AttentionUnit, PARTITION, TILE, UnitPart};
 use crate::{CodeType, DType, KvDType};
 
-/// [`max_queries`] without AMX tiles.
+/// [`max_queries`] in float32.
 const MAX_QUERIES: usize = 64;
 
 /// Softmax of a unit's queries over some positions: running maximum, sum, and weighted sum of V.
@@ -54,10 +54,10 @@ struct VectorScratch {
     codes: CodesScratch,
 }
 
-/// Whether the products of this call run on tile registers.
+/// Whether the products of this call are those of [`tiles`].
 #[cfg(target_arch = "x86_64")]
 fn on_tiles(isa: Isa, call: &AttentionCall<'_>) -> bool {
-    call.kv.layout.dtype.plain().is_some_and(|dtype| isa.has_tiles_for(dtype))
+    call.kv.layout.dtype.plain().is_some_and(|dtype| isa.has_dot_products_for(dtype))
 }
 
 /// The most queries (rows times heads of a group) of one unit of work. A unit has more only if a single group has more.
@@ -149,8 +149,8 @@ pub(super) unsafe fn merge_partials(
 unsafe fn run(isa: Isa, call: &AttentionCall<'_>, units: &[AttentionUnit], scratch: *mut f32, part: UnitPart) {
     #[cfg(target_arch = "x86_64")]
     if on_tiles(isa, call) {
-        // SAFETY: the caller's promise. AMX implies AVX-512, and the type of the KV cache was checked.
-        return unsafe { tiles::run(call, units, scratch, part) };
+        // SAFETY: the caller's promise; the instruction set and the type of the KV cache were checked.
+        return unsafe { tiles::run(isa, call, units, scratch, part) };
     }
     // SAFETY: the caller's promise.
     let scratch = unsafe { VectorScratch::at(scratch, call) };

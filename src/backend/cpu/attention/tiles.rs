@@ -1,4 +1,5 @@
-//! Attention on AMX tiles, for a KV cache of bfloat16.
+//! Attention of bfloat16 with bfloat16, for a KV cache of that type: on AMX tiles, or by AVX-512's dot products of
+//! pairs. Both read the same layout and share the softmax; [`products`] says what they compute.
 //!
 //! A block is sixteen queries of a unit. They are the rows of `scores = Q · Kᵀ` and of `weights · V`. The weights are
 //! rounded to bfloat16, and the sum of a query's weights is that of the rounded weights, so that the result is a true
@@ -7,6 +8,7 @@
 //! Masked positions have weight 0, and V is finite there (see [`layout`]), so they do not change any sum. A query's
 //! result depends only on the positions that it sees, as long as V is finite.
 
+mod dots;
 mod geometry;
 mod layout;
 mod products;
@@ -14,10 +16,12 @@ mod vector;
 
 pub(super) use layout::{is_tiled, write_row};
 
+use super::super::isa::Isa;
 use super::super::simd::LANES;
 use super::unit::{AttentionCall, AttentionUnit, PARTITION, UnitPart};
+use dots::DotProducts;
 use geometry::{CHUNK, GROUP, GROUPS, TILE, TILE_LEN, first_lanes};
-use products::{GROUPS_AT_ONCE, Scored, TileProducts, Weighed};
+use products::{GROUPS_AT_ONCE, Scored, StepProducts, TileProducts, Weighed};
 use std::arch::x86_64::*;
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
@@ -43,6 +47,7 @@ struct TiledSoftmaxState {
 }
 
 /// The parts of a member's scratch memory. Each begins at a 64-byte boundary.
+#[derive(Clone, Copy)]
 struct TileScratch {
     /// `[blocks][chunks][16 queries][32 dimensions]` bfloat16.
     queries: *mut u32,
@@ -103,18 +108,29 @@ impl TileScratch {
 /// Does `part` of each of the units, one after the other.
 ///
 /// # Safety
-/// AMX and the parts of AVX-512 that [`Isa`](super::Isa) names are available, and the KV cache is bfloat16. `scratch`
-/// and the memory that `part` points to are large enough, and nothing else uses them. The call's tensors and block
-/// tables fit its shape.
+/// `isa` is available and has bfloat16 dot products, and the KV cache is bfloat16. `scratch` and the memory that `part`
+/// points to are large enough, and nothing else uses them. The call's tensors and block tables fit its shape.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-pub(super) unsafe fn run(call: &AttentionCall<'_>, units: &[AttentionUnit], scratch: *mut f32, part: UnitPart) {
+pub(super) unsafe fn run(
+    isa: Isa,
+    call: &AttentionCall<'_>,
+    units: &[AttentionUnit],
+    scratch: *mut f32,
+    part: UnitPart,
+) {
     let mut tiles = None;
-    for unit in units {
+    for (i, unit) in units.iter().enumerate() {
         let num_queries = unit.num_rows * call.group();
         let num_blocks = num_queries.div_ceil(LANES);
         // SAFETY: the caller's promise.
         let scratch = unsafe { TileScratch::at(scratch, call) };
-        let work = TiledUnit { call, unit, scratch, num_queries, num_blocks, num_chunks: num_chunks(call) };
+        let (next, num_chunks) = (units.get(i + 1), num_chunks(call));
+        let work = TiledUnit { call, unit, next, scratch, num_queries, num_blocks, num_chunks };
+        if !isa.has_tiles_for(call.kv.layout.dtype) {
+            // SAFETY: the caller's promise.
+            unsafe { work.run::<DotProducts>(part) };
+            continue;
+        }
         let rows = num_queries.min(LANES);
         if tiles.as_ref().is_none_or(|(of, _)| *of != rows) && !matches!(part, UnitPart::Merge(_)) {
             drop(tiles.take());
@@ -122,13 +138,16 @@ pub(super) unsafe fn run(call: &AttentionCall<'_>, units: &[AttentionUnit], scra
             tiles = Some((rows, unsafe { products::configure(rows) }));
         }
         // SAFETY: the caller's promise; the tiles are configured for the unit.
-        unsafe { work.run(part) };
+        unsafe { work.run::<TileProducts>(part) };
     }
 }
 
+#[derive(Clone, Copy)]
 struct TiledUnit<'a> {
     call: &'a AttentionCall<'a>,
     unit: &'a AttentionUnit,
+    /// The unit that is computed next.
+    next: Option<&'a AttentionUnit>,
     scratch: TileScratch,
     num_queries: usize,
     /// Blocks of 16 queries.
@@ -147,6 +166,14 @@ struct Positions {
     to: usize,
     keys: [*const u8; GROUPS],
     values: [*const u8; GROUPS],
+    /// K and V that are used next, if they are prefetched.
+    next: Option<([*const u8; GROUPS], [*const u8; GROUPS])>,
+}
+
+/// The positions of a partition that at least one query of the unit sees.
+fn visible_in(unit: &AttentionUnit, partition: usize, call: &AttentionCall<'_>) -> (usize, usize) {
+    let (from, to) = unit.any_visible(call.shape.window);
+    (from.max(partition * PARTITION), to.min((partition + 1) * PARTITION))
 }
 
 /// A block of queries together with a tile of positions.
@@ -163,6 +190,11 @@ struct TileItem {
 }
 
 impl TileItem {
+    /// What to prefetch during the item's products. The first block of queries does it for all.
+    fn next_of(&self, positions: &Positions) -> Option<([*const u8; GROUPS], [*const u8; GROUPS])> {
+        positions.next.filter(|_| self.block == 0)
+    }
+
     /// Pairs of groups of which at least one is in [`Self::groups`].
     fn pairs(&self) -> Range<usize> {
         self.groups.start / 2..self.groups.end.div_ceil(2)
@@ -178,21 +210,24 @@ impl TileItem {
 // SAFETY (all blocks in this impl): `run`'s contract. Blocks are below `num_blocks`, queries below `num_queries`, and
 // groups in a tile below `GROUPS`; scratch memory and states have room for these.
 impl TiledUnit<'_> {
-    unsafe fn run(&self, part: UnitPart) {
+    unsafe fn run<P: StepProducts>(&self, part: UnitPart) {
         let (unit, state_len) = (self.unit, self.call.state_len(self.num_queries));
         unsafe {
             let (own, total) = (self.state(self.scratch.partition), self.state(self.scratch.total));
             match part {
                 UnitPart::Partition(partition, state) => {
                     self.load_queries();
-                    self.partition(partition, self.state(state));
+                    self.partition::<P>(partition, None, self.state(state));
                 }
                 UnitPart::Whole => {
                     self.load_queries();
-                    self.partition(unit.first_partition, total);
-                    for partition in 1..unit.num_partitions {
-                        self.partition(unit.first_partition + partition, own);
-                        self.merge(own, total);
+                    for i in 0..unit.num_partitions {
+                        let partition = unit.first_partition + i;
+                        let after = if self.prefetches::<P>() { self.after(partition) } else { None };
+                        self.partition::<P>(partition, after, if i == 0 { total } else { own });
+                        if i > 0 {
+                            self.merge(own, total);
+                        }
                     }
                     self.write(total);
                 }
@@ -242,29 +277,48 @@ impl TiledUnit<'_> {
         (self.unit.seq.first_row + self.unit.first_row + i / group, self.unit.kv_head * group + i % group)
     }
 
-    /// Computes the softmax over the positions of one partition.
+    /// Whether K and V of the next tile are prefetched. Those that are gathered are read at once.
+    fn prefetches<P: StepProducts>(&self) -> bool {
+        P::PREFETCHES && self.call.kv.tiled
+    }
+
+    /// The first tile after a partition: of the next partition, or of the next unit.
+    unsafe fn after(&self, partition: usize) -> Option<Positions> {
+        let Self { unit, call, .. } = self;
+        let is_last = partition + 1 == unit.first_partition + unit.num_partitions;
+        let (unit, partition) = if is_last { (self.next?, self.next?.first_partition) } else { (*unit, partition + 1) };
+        let (from, to) = visible_in(unit, partition, call);
+        unsafe { Some(TiledUnit { unit, ..*self }.positions(from / TILE * TILE, from, to)) }
+    }
+
+    /// Computes the softmax over the positions of one partition. `after` is the tile that comes after it.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    unsafe fn partition(&self, partition: usize, state: TiledSoftmaxState) {
+    unsafe fn partition<P: StepProducts>(&self, partition: usize, after: Option<Positions>, state: TiledSoftmaxState) {
         let queries = self.num_blocks * LANES;
         unsafe {
             state.acc.write_bytes(0, self.num_queries * self.dim());
             state.sum.write_bytes(0, self.num_queries * LANES);
             std::slice::from_raw_parts_mut(state.max, queries).fill(f32::NEG_INFINITY);
         }
-        let (from, to) = self.unit.any_visible(self.call.shape.window);
-        let from = from.max(partition * PARTITION);
-        let to = to.min((partition + 1) * PARTITION);
+        let (from, to) = visible_in(self.unit, partition, self.call);
         let first_tile = from / TILE;
         let num_items = (to.div_ceil(TILE) - first_tile) * self.num_blocks;
         // The products of one item are interleaved with the softmax of the item before it. The processor does both at
         // once, and no tile is loaded from memory that vector instructions have just written.
         let mut tiles = [None; 3];
+        let mut next = None;
         for i in 0..num_items + 2 {
             unsafe {
                 if i < num_items && i.is_multiple_of(self.num_blocks) {
                     let tile = i / self.num_blocks;
                     let start = (first_tile + tile) * TILE;
-                    tiles[tile % 3] = Some(self.positions(start, from, to));
+                    let mut positions = next.take().unwrap_or_else(|| self.positions(start, from, to));
+                    if self.prefetches::<P>() {
+                        let is_last = i + self.num_blocks == num_items;
+                        next = if is_last { after } else { Some(self.positions(start + TILE, from, to)) };
+                        positions.next = next.map(|next| (next.keys, next.values));
+                    }
+                    tiles[tile % 3] = Some(positions);
                 }
                 let item = |i: usize| {
                     if i >= num_items {
@@ -274,7 +328,7 @@ impl TiledUnit<'_> {
                     Some((self.item(i, positions)?, positions))
                 };
                 let weighed = i.checked_sub(2).and_then(item);
-                let mut products = self.products(weighed.as_ref(), item(i).as_ref());
+                let mut products = self.products::<P>(weighed.as_ref(), item(i).as_ref());
                 let num_products = products.len();
                 if let Some((item, _)) = i.checked_sub(1).and_then(item) {
                     let per_query = num_products.div_ceil(self.queries_of(item.block).len());
@@ -291,23 +345,28 @@ impl TiledUnit<'_> {
     }
 
     /// The products of two items: the weighted sum of V of one, and the scores of the other.
-    unsafe fn products<'a>(
-        &'a self,
-        weighed: Option<&(TileItem, &'a Positions)>,
-        scored: Option<&(TileItem, &'a Positions)>,
-    ) -> TileProducts<'a> {
+    unsafe fn products<P: StepProducts>(
+        &self,
+        weighed: Option<&(TileItem, &Positions)>,
+        scored: Option<&(TileItem, &Positions)>,
+    ) -> P {
         let weighed = weighed.map(|(item, positions)| Weighed {
-            weights: self.weights_of(item).wrapping_add(item.groups.start * GROUP),
-            values: &positions.values[item.groups.clone()],
+            num_queries: self.queries_of(item.block).len(),
+            weights: self.weights_of(item),
+            values: positions.values,
+            next: item.next_of(positions).map(|next| next.1),
+            groups: item.groups.clone(),
             out: self.scratch.products,
         });
         let scored = scored.map(|(item, positions)| Scored {
+            num_queries: self.queries_of(item.block).len(),
             queries: self.scratch.queries.wrapping_add(item.block * self.num_chunks * TILE_LEN),
-            keys: &positions.keys,
+            keys: positions.keys,
+            next: item.next_of(positions).map(|next| next.0),
             groups: item.groups.clone(),
             out: self.scores_of(item),
         });
-        unsafe { TileProducts::new(weighed, scored, self.num_chunks) }
+        unsafe { P::new(weighed, scored, self.num_chunks) }
     }
 
     /// Item `i` of a partition, or `None` if its queries see nothing of its tile.

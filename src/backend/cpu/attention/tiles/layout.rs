@@ -1,4 +1,4 @@
-//! The layout of K, V and Q that tile products read.
+//! The layout of K, V and Q that the products read.
 //!
 //! A group is 16 positions of one head. Its K is `[head_dim / 2][16 positions][2 dimensions]`, its V is
 //! `[head_dim / 16][8][16 dimensions][2 positions]`: two numbers that a product adds up lie together, and sixteen rows
@@ -17,7 +17,7 @@ const LINE_BYTES: usize = 64;
 /// The V of positions that no query sees.
 static ZEROS: [u16; MAX_HEAD_DIM] = [0; MAX_HEAD_DIM];
 
-/// Whether the blocks of a KV cache are whole groups, so that the cache is written in the layout of tile products.
+/// Whether the blocks of a KV cache are whole groups, so that the cache is written in this layout.
 pub(in super::super) fn is_tiled(layout: &KvLayout) -> bool {
     layout.dtype == DType::BF16 && layout.block_size.is_multiple_of(GROUP) && layout.head_dim.is_multiple_of(CHUNK)
 }
@@ -115,7 +115,7 @@ impl TiledUnit<'_> {
         let any = keys[seen.start];
         keys[..seen.start].fill(any);
         keys[seen.end..].fill(any);
-        Positions { start, from, to, keys, values }
+        Positions { start, from, to, keys, values, next: None }
     }
 
     /// The addresses of K and V of a group in the cache.

@@ -1,5 +1,5 @@
-//! The tile products of attention. The compiler does not use tile registers, so their contents survive from one `asm!`
-//! block of a thread to the next.
+//! The products of attention, and how AMX computes them. The compiler does not use tile registers, so their contents
+//! survive from one `asm!` block of a thread to the next.
 
 use super::geometry::{GROUP_TILE_BYTES, GROUPS, TILE, TILE_BYTES, TILE_LEN};
 use crate::cpu::simd::LANES;
@@ -26,61 +26,82 @@ pub(super) unsafe fn configure(rows: usize) -> Tiles {
 /// Tiles of V whose products are computed at once.
 const TILES_AT_ONCE: usize = 4;
 
-/// The products of a step of the softmax, a few at a time. The caller does other work between them, while the tile unit
-/// is busy.
-///
-/// First comes the weighted sum of V, `out = weights · V`, then the scores, `Q · Kᵀ`. The sums stay in tile registers
-/// from one [`Self::advance`] to the next, so only one `TileProducts` can exist at a time.
-pub(super) struct TileProducts<'a> {
-    pub weighed: Option<Weighed<'a>>,
-    pub scored: Option<Scored<'a>>,
-    /// Head size in chunks.
-    pub num_chunks: usize,
-    /// The position of the next product: `(first tile, group)` for V, `(batch of groups, chunk)` for K.
-    at: (usize, usize),
+/// The products of a step of the softmax, a few at a time: the weighted sum of V, `out = weights · V`, and the scores,
+/// `Q · Kᵀ`. The caller does other work between them, while the processor multiplies.
+pub(super) trait StepProducts {
+    /// Whether they prefetch what is used next.
+    const PREFETCHES: bool;
+
+    /// # Safety
+    /// Until this is dropped, the instructions are available and ready, all pointers point to as much memory as
+    /// documented, and nothing else uses the memory of the results.
+    unsafe fn new(weighed: Option<Weighed>, scored: Option<Scored>, num_chunks: usize) -> Self;
+
+    /// How many calls of [`Self::advance`] all products take.
+    fn len(&self) -> usize;
+
+    /// Computes the next products, if any are left.
+    fn advance(&mut self);
 }
 
-/// Weights of a block of queries, in rows of [`TILE`] numbers, and V of their groups. There is at least one group.
-pub(super) struct Weighed<'a> {
+/// Weights of a block of queries, and V. `groups` is not empty.
+pub(super) struct Weighed {
+    pub num_queries: usize,
+    /// Rows of [`TILE`] numbers.
     pub weights: *const u16,
-    pub values: &'a [*const u8],
+    pub values: [*const u8; GROUPS],
+    /// V of groups that is prefetched meanwhile.
+    pub next: Option<[*const u8; GROUPS]>,
+    pub groups: Range<usize>,
     /// The sums: rows of all dimensions.
     pub out: *mut f32,
 }
 
-/// Queries of a block, and K. A batch of groups is skipped if none of them is in `groups`.
-pub(super) struct Scored<'a> {
+/// Queries of a block, and K. Scores of positions outside of `groups` may be anything.
+pub(super) struct Scored {
+    pub num_queries: usize,
     pub queries: *const u32,
-    pub keys: &'a [*const u8; GROUPS],
+    pub keys: [*const u8; GROUPS],
+    /// K of groups that is prefetched meanwhile.
+    pub next: Option<[*const u8; GROUPS]>,
     pub groups: Range<usize>,
     /// The scores: rows of [`TILE`] numbers.
     pub out: *mut f32,
 }
 
-impl<'a> TileProducts<'a> {
-    /// # Safety
-    /// Until this is dropped, the registers are configured by [`configure`], all pointers point to as much memory as
-    /// documented, and nothing else uses the memory of the results.
-    pub(super) unsafe fn new(weighed: Option<Weighed<'a>>, scored: Option<Scored<'a>>, num_chunks: usize) -> Self {
+/// Products on tile registers, which [`configure`] has made ready. V comes first. The sums stay in tile registers from
+/// one [`StepProducts::advance`] to the next, so only one `TileProducts` can exist at a time.
+pub(super) struct TileProducts {
+    weighed: Option<Weighed>,
+    scored: Option<Scored>,
+    /// Head size in chunks.
+    num_chunks: usize,
+    /// The position of the next product: `(first tile, group)` for V, `(batch of groups, chunk)` for K.
+    at: (usize, usize),
+}
+
+impl StepProducts for TileProducts {
+    // This was slower than leaving it to the processor.
+    const PREFETCHES: bool = false;
+
+    unsafe fn new(weighed: Option<Weighed>, scored: Option<Scored>, num_chunks: usize) -> Self {
         Self { weighed, scored, num_chunks, at: (0, 0) }
     }
 
-    /// How many calls of [`Self::advance`] all products take.
-    pub(super) fn len(&self) -> usize {
-        let weighed = self.weighed.as_ref().map_or(0, |weighed| weighed.values.len());
+    fn len(&self) -> usize {
+        let weighed = self.weighed.as_ref().map_or(0, |weighed| weighed.groups.len());
         let at_once = (2 * self.num_chunks).div_ceil(TILES_AT_ONCE);
         let scored = self.scored.as_ref().map_or(0, |scored| scored.batches().len());
         weighed * at_once + scored * self.num_chunks
     }
 
-    /// Computes the next products, if any are left.
     #[inline]
-    pub(super) fn advance(&mut self) {
+    fn advance(&mut self) {
         // SAFETY (both): `new`'s contract.
         if let Some(weighed) = &self.weighed {
             unsafe { weighed.multiply(self.at, 2 * self.num_chunks) };
             self.at.1 += 1;
-            if self.at.1 == weighed.values.len() {
+            if self.at.1 == weighed.groups.len() {
                 self.at = (self.at.0 + TILES_AT_ONCE, 0);
                 if self.at.0 >= 2 * self.num_chunks {
                     (self.weighed, self.at) = (None, (0, 0));
@@ -100,19 +121,20 @@ impl<'a> TileProducts<'a> {
     }
 }
 
-impl Weighed<'_> {
-    /// Computes the products of a group with up to four tiles of V, starting at `first`.
+impl Weighed {
+    /// Computes the products of the `index`th group with up to four tiles of V, starting at `first`.
     ///
     /// # Safety
     /// `TileProducts::new`'s contract; the groups are taken in order.
     #[inline]
-    unsafe fn multiply(&self, (first, group): (usize, usize), num_tiles: usize) {
+    unsafe fn multiply(&self, (first, index): (usize, usize), num_tiles: usize) {
         let all = first + TILES_AT_ONCE <= num_tiles;
+        let group = self.groups.start + index;
         let value = self.values[group].wrapping_add(first * GROUP_TILE_BYTES);
         let weights = self.weights.wrapping_add(group * LANES);
         // SAFETY: the caller's promise.
         unsafe {
-            if group == 0 {
+            if index == 0 {
                 asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3", options(nostack, nomem));
             }
             asm!(
@@ -140,7 +162,7 @@ impl Weighed<'_> {
                     options(nostack, readonly, preserves_flags),
                 );
             }
-            if group + 1 < self.values.len() {
+            if group + 1 < self.groups.end {
                 return;
             }
             let (out, row) = (self.out.add(first * LANES), 4 * num_tiles * LANES);
@@ -164,7 +186,7 @@ impl Weighed<'_> {
     }
 }
 
-impl Scored<'_> {
+impl Scored {
     /// Groups are taken in batches of [`GROUPS_AT_ONCE`].
     fn batches(&self) -> Range<usize> {
         self.groups.start / GROUPS_AT_ONCE..self.groups.end.div_ceil(GROUPS_AT_ONCE)
