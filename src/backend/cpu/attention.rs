@@ -10,6 +10,7 @@
 //! processor has such products (AVX-512 and AMX: `tiles`). Elsewhere the tile is widened to float32 (`kernel`).
 
 mod codes_scratch;
+mod groups;
 mod kernel;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
@@ -19,7 +20,8 @@ use super::isa::Isa;
 use super::memory::{Buffer, PerMember, Shared};
 use super::rows::ALONE_BELOW;
 use super::team::Team;
-use crate::{BatchSeq, KvLayout};
+use crate::{BatchSeq, DType};
+pub(super) use groups::is_grouped;
 use pagetide_base::error::StartError;
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -33,31 +35,22 @@ const ENOUGH_UNITS_PER_MEMBER: usize = 4;
 /// Tasks per member that the units are gathered into if there are more units.
 const TASKS_PER_MEMBER: usize = 8;
 
-/// Whether the KV cache is stored in the layout that products of bfloat16 read.
-pub(super) fn is_tiled(isa: Isa, layout: &KvLayout) -> bool {
-    #[cfg(target_arch = "x86_64")]
-    return isa.has_dot_products_for(layout.dtype) && tiles::is_tiled(layout);
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        let _ = (isa, layout);
-        false
-    }
-}
-
 /// Writes the K or V of one position to slot `slot` of a head's part of a block, which lies at `head`. The cache
-/// [`is_tiled`]. `last` says that the slot is the last one written so far in a new group of slots.
+/// [`is_grouped`]. `last` says that the slot is the last one written so far in a new group of slots.
 ///
 /// # Safety
-/// `head` points to the head's part of a block. Nothing else uses the slot now, nor, with `last`, the slots behind it
-/// in the group.
-pub(super) unsafe fn write_tiled(row: &[f32], value: bool, slot: usize, last: bool, head: *mut u8) {
+/// `isa` is available, and `row` is a whole head. `head` points to the head's part of a block. Nothing else uses the
+/// slot now, nor, with `last`, the slots behind it in the group.
+pub(super) unsafe fn write_grouped(isa: Isa, row: &[f32], value: bool, slot: usize, last: bool, head: *mut u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: the caller's; `is_tiled` is true only where there are bfloat16 dot products.
-    unsafe {
-        tiles::write_row(row, value, slot, last, head);
+    if isa.has_dot_products_for(DType::BF16) {
+        // SAFETY: the caller's; the instructions were checked.
+        return unsafe { tiles::write_row(row, value, slot, last, head) };
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    unreachable!("no cache is tiled here: {row:?} {value} {slot} {last} {head:?}");
+    // Nothing behind the last slot is read in float32.
+    let _ = (isa, last);
+    // SAFETY: the caller's.
+    unsafe { groups::write_row(row, value, slot, head) };
 }
 
 /// Scratch memory of all members and the list of work. It grows as needed and is reused in every layer and step.

@@ -43,11 +43,13 @@ impl<'a> HeadFinish<'a> {
     /// # Safety
     /// `qkv` holds the batch's rows, `columns` are whole heads of it, and nothing else uses these elements now.
     pub unsafe fn finish(&self, isa: Isa, qkv: *mut f32, rows: Range<usize>, columns: Range<usize>) {
-        isa.run(FinishHeads { heads: self, qkv, rows, columns });
+        isa.run(FinishHeads { isa, heads: self, qkv, rows, columns });
     }
 }
 
 struct FinishHeads<'a> {
+    /// The instruction set that this runs on.
+    isa: Isa,
     heads: &'a HeadFinish<'a>,
     qkv: *mut f32,
     rows: Range<usize>,
@@ -81,10 +83,10 @@ impl SimdKernel for FinishHeads<'_> {
                 let Some(kv_head) = index.checked_sub(num_queries) else { continue };
                 let (value, kv_head) = (kv_head >= num_kv_heads, kv_head % num_kv_heads);
                 let at = block + kv.head_offset(layer, value, kv_head);
-                if kv.tiled {
+                if kv.grouped {
                     let last = value && ends_new_group(&batch.slots, row);
                     // SAFETY: as below. With `last`, the slots behind this one are not in use yet.
-                    unsafe { attention::write_tiled(head, value, slot, last, pool.get().add(at)) };
+                    unsafe { attention::write_grouped(self.isa, head, value, slot, last, pool.get().add(at)) };
                     continue;
                 }
                 let part = pool.get().wrapping_add(at);

@@ -213,9 +213,9 @@ pub(super) const MAX_HEAD_DIM: usize = 256;
 /// The two pools of KV blocks. A block is `layout.block_bytes()` contiguous bytes.
 pub(super) struct CpuKvPools {
     pub layout: KvLayout,
-    /// Whether the slots of a head are in the layout of `attention::tiles` instead of rows `[block_size, head_dim]`.
+    /// Whether the slots of a head are in the layout of `attention::groups` instead of rows `[block_size, head_dim]`.
     /// Codes have a layout of their own: see `kv_codes`.
-    pub tiled: bool,
+    pub grouped: bool,
     pub num_device_blocks: usize,
     pub num_swap_blocks: usize,
     pub device: Buffer<u8>,
@@ -239,7 +239,7 @@ pub fn check_layout(layout: &KvLayout) -> Result<(), StartError> {
 impl CpuKvPools {
     pub fn new(
         layout: KvLayout,
-        tiled: bool,
+        grouped: bool,
         num_device_blocks: usize,
         num_swap_blocks: usize,
     ) -> Result<Self, StartError> {
@@ -250,7 +250,7 @@ impl CpuKvPools {
         };
         Ok(Self {
             layout,
-            tiled,
+            grouped,
             num_device_blocks,
             num_swap_blocks,
             device: pool(num_device_blocks, "KV")?,

@@ -85,6 +85,12 @@ pub(super) trait Simd: Copy {
     unsafe fn load_pairs(self, from: *const u32) -> Self::Pairs;
     /// Prefetches the cache line at `address`, which may be any address.
     fn prefetch(self, address: *const u8);
+    /// As [`Simd::prefetch`], but to the second level of caches if the instruction set can tell: the first one may wait
+    /// for fewer lines at once.
+    #[inline(always)]
+    fn prefetch_far(self, address: *const u8) {
+        self.prefetch(address);
+    }
 
     /// `a * b + c`, rounded once. On every instruction set the result has the same bits.
     #[inline(always)]

@@ -9,6 +9,7 @@ mod codes;
 use super::super::isa::Isa;
 use super::super::simd::{LANES, Simd, SimdKernel};
 use super::codes_scratch::CodesScratch;
+use super::groups::{self, GROUP};
 #[cfg(target_arch = "x86_64")]
 use super::tiles;
 use super::unit::{AttentionCall, AttentionUnit, PARTITION, TILE, UnitPart};
@@ -204,7 +205,11 @@ impl<E: CacheElement> CacheType for E {
     ) {
         // SAFETY: the caller's promise.
         unsafe {
-            kernel.load_tile(simd, tile, from, to);
+            if kernel.call.kv.grouped {
+                kernel.load_groups(simd, tile, from, to);
+            } else {
+                kernel.load_tile(simd, tile, from, to);
+            }
             kernel.scores(simd);
             kernel.softmax(simd, tile, state);
             kernel.accumulate(simd, tile, state);
@@ -407,6 +412,34 @@ impl<E: CacheElement> UnitKernel<'_, E> {
                 }
             }
         }
+    }
+
+    /// As [`Self::load_tile`], from groups of bfloat16. Groups without a position of `from..to` are left out: the masks
+    /// exclude what the tile has there.
+    #[inline(always)]
+    unsafe fn load_groups<S: Simd>(&self, simd: S, tile: usize, from: usize, to: usize) {
+        let dim = self.call.shape.head_dim;
+        for half in [0, LANES] {
+            let first = tile * TILE + half;
+            if first + GROUP > from && first < to {
+                let next = if first + TILE < to { first + TILE } else { first };
+                unsafe {
+                    let (keys, values) = (self.scratch.keys.add(half), self.scratch.values.add(half * dim));
+                    groups::load::<S, TILE>(simd, dim, self.group(first), self.group(next), keys, values);
+                }
+            }
+        }
+    }
+
+    /// K and V of the group that begins at position `first`.
+    #[inline(always)]
+    fn group(&self, first: usize) -> [*const u8; 2] {
+        let Self { call, unit, .. } = self;
+        let (kv, block_size) = (call.kv, call.kv.layout.block_size);
+        let table = &call.batch.block_tables[unit.seq.first_block..][..unit.seq.num_blocks];
+        let block = table[first / block_size] as usize * kv.layout.block_bytes();
+        let at = kv.device.as_ptr().wrapping_add(block + first % block_size * call.shape.head_dim * E::BYTES);
+        [false, true].map(|value| at.wrapping_add(kv.head_offset(call.layer, value, unit.kv_head)))
     }
 }
 

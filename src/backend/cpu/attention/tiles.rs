@@ -14,7 +14,7 @@ mod layout;
 mod products;
 mod vector;
 
-pub(super) use layout::{is_tiled, write_row};
+pub(super) use layout::write_row;
 
 use super::super::isa::Isa;
 use super::super::simd::LANES;
@@ -77,7 +77,7 @@ fn num_chunks(call: &AttentionCall<'_>) -> usize {
 fn scratch_parts(call: &AttentionCall<'_>) -> [usize; 10] {
     let queries = MAX_QUERIES.max(call.group()).next_multiple_of(LANES);
     let dim = num_chunks(call) * CHUNK;
-    let gathered = if call.kv.tiled { 0 } else { 3 * TILE * dim / 2 };
+    let gathered = if call.kv.grouped { 0 } else { 3 * TILE * dim / 2 };
     let state = call.state_len(queries);
     let (scores, weights) = (2 * LANES * TILE, LANES * TILE);
     [queries * dim / 2, gathered, gathered, scores, weights, 2 * LANES, LANES * dim, 2 * queries, state, state]
@@ -126,7 +126,7 @@ pub(super) unsafe fn run(
         let scratch = unsafe { TileScratch::at(scratch, call) };
         let (next, num_chunks) = (units.get(i + 1), num_chunks(call));
         let work = TiledUnit { call, unit, next, scratch, num_queries, num_blocks, num_chunks };
-        if !isa.has_tiles_for(call.kv.layout.dtype) {
+        if isa != Isa::Amx {
             // SAFETY: the caller's promise.
             unsafe { work.run::<DotProducts>(part) };
             continue;
@@ -279,7 +279,7 @@ impl TiledUnit<'_> {
 
     /// Whether K and V of the next tile are prefetched. Those that are gathered are read at once.
     fn prefetches<P: StepProducts>(&self) -> bool {
-        P::PREFETCHES && self.call.kv.tiled
+        P::PREFETCHES && self.call.kv.grouped
     }
 
     /// The first tile after a partition: of the next partition, or of the next unit.

@@ -99,8 +99,8 @@ impl Backend for CpuBackend {
         // The batch was checked against the old pools.
         self.batch = Batch::default();
         self.sampling = CpuSampling::new(self.team.num_members());
-        let tiled = attention::is_tiled(self.isa, &layout);
-        self.kv = Some(CpuKvPools::new(layout, tiled, num_device_blocks, num_swap_blocks)?);
+        let grouped = attention::is_grouped(&layout);
+        self.kv = Some(CpuKvPools::new(layout, grouped, num_device_blocks, num_swap_blocks)?);
         self.copier = Some(Copier::start(num_device_blocks)?);
         Ok(())
     }

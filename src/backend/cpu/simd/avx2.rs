@@ -224,6 +224,10 @@ impl Simd for Avx2 {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
     }
     #[inline(always)]
+    fn prefetch_far(self, address: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
+    }
+    #[inline(always)]
     fn splat_int(self, x: i32) -> [__m256i; 2] {
         unsafe { [_mm256_set1_epi32(x); 2] }
     }

@@ -7,7 +7,7 @@
 // Indices name registers here. The loops over them are unrolled, and iterators would hide which register is which.
 #![allow(clippy::needless_range_loop)]
 
-use super::geometry::{GROUP, GROUP_TILE_BYTES, TILE, TILE_BYTES, TILE_LEN};
+use super::geometry::{GROUP, GROUP_PAIRS, GROUP_TILE_BYTES, LINE_BYTES, TILE, TILE_BYTES, TILE_LEN};
 use super::products::{GROUPS_AT_ONCE, Scored, StepProducts, Weighed};
 use crate::cpu::simd::LANES;
 use std::arch::x86_64::*;
@@ -17,9 +17,6 @@ use std::ops::Range;
 const QUERIES_AT_ONCE: usize = 4;
 /// Tiles of V that are computed at once.
 const TILES_AT_ONCE: usize = 4;
-/// Pairs of positions in a group.
-const GROUP_PAIRS: usize = GROUP / 2;
-const LINE_BYTES: usize = 4 * LANES;
 
 /// Scores come first. Each [`StepProducts::advance`] is for up to [`QUERIES_AT_ONCE`] queries and [`GROUPS_AT_ONCE`]
 /// groups.

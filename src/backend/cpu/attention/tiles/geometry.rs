@@ -1,11 +1,10 @@
 //! How K, V, queries and scores are split for tile registers.
 
+pub(super) use crate::cpu::attention::groups::{GROUP, GROUP_PAIRS, LINE_BYTES};
 use crate::cpu::simd::LANES;
 
 /// Positions per step of the online softmax. A partition is a multiple of it.
 pub(super) const TILE: usize = 128;
-/// Positions of one product.
-pub(super) const GROUP: usize = LANES;
 pub(super) const GROUPS: usize = TILE / GROUP;
 /// Dimensions of one product of a tile of Q with a tile of K.
 pub(super) const CHUNK: usize = 2 * LANES;

@@ -1,32 +1,23 @@
 //! The layout of K, V and Q that the products read.
 //!
-//! A group is 16 positions of one head. Its K is `[head_dim / 2][16 positions][2 dimensions]`, its V is
-//! `[head_dim / 16][8][16 dimensions][2 positions]`: two numbers that a product adds up lie together, and sixteen rows
-//! of K, or eight of V, fill a tile register. A KV cache whose blocks are whole groups is written in this layout
-//! ([`is_tiled`]). With other block or head sizes each tile is laid out when it is read.
+//! They read groups of positions ([`groups`](crate::cpu::attention::groups)): sixteen lines of K, or eight of V, fill a
+//! tile register. If the blocks of the KV cache are not whole groups, each tile is laid out when it is read.
 
-use super::geometry::{CHUNK, GROUP, GROUPS, TILE, TILE_LEN, first_lanes};
+use super::geometry::{CHUNK, GROUP, GROUPS, LINE_BYTES, TILE, TILE_LEN, first_lanes};
 use super::{Positions, TiledUnit};
 use crate::cpu::memory::MAX_HEAD_DIM;
 use crate::cpu::simd::{LANES, transpose};
-use crate::{DType, KvLayout};
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-const LINE_BYTES: usize = 64;
 /// The V of positions that no query sees.
 static ZEROS: [u16; MAX_HEAD_DIM] = [0; MAX_HEAD_DIM];
-
-/// Whether the blocks of a KV cache are whole groups, so that the cache is written in this layout.
-pub(in super::super) fn is_tiled(layout: &KvLayout) -> bool {
-    layout.dtype == DType::BF16 && layout.block_size.is_multiple_of(GROUP) && layout.head_dim.is_multiple_of(CHUNK)
-}
 
 /// Writes a position's K or V, rounded to bfloat16, to slot `slot` of the head's part of a block. With `last`, it
 /// clears V in the group's slots behind it: these may hold anything, and V must be finite even where its weight is 0.
 ///
 /// # Safety
-/// The instructions are available. The cache [`is_tiled`]. Nothing else uses the slot now, nor, with `last`, the slots
+/// The instructions are available. The cache is in groups. Nothing else uses the slot now, nor, with `last`, the slots
 /// behind it.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 pub(in super::super) unsafe fn write_row(row: &[f32], value: bool, slot: usize, last: bool, head: *mut u8) {
@@ -104,7 +95,7 @@ impl TiledUnit<'_> {
         let seen = (from - start) / GROUP..(to - start).div_ceil(GROUP);
         for index in seen.clone() {
             let first = start + index * GROUP;
-            (keys[index], values[index]) = if self.call.kv.tiled {
+            (keys[index], values[index]) = if self.call.kv.grouped {
                 self.group(first)
             } else {
                 unsafe { self.gather(first, from.max(first)..to.min(first + GROUP)) }
