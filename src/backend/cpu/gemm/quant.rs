@@ -19,7 +19,10 @@ use super::super::simd::{LANES, Simd, SimdKernel};
 use super::part::{ProductPart, QuantOperands};
 use super::quant_input::{MAX_TILE_ROWS, QuantRow};
 use crate::quant::{MAX_BLOCK_WEIGHTS, QuantFormat};
-use formats::{Iq4Nl, Iq4Xs, Mxfp4, PanelFormat, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+use formats::{
+    Iq4Nl, Iq4Xs, Mxfp4, PART, PanelFormat, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, num_parts,
+    parts_of_block,
+};
 use std::ops::Range;
 use unpacked::{Unpacked, UnpackedChunk};
 
@@ -199,15 +202,6 @@ impl<F: PanelFormat> QuantKernel<'_, F> {
     }
 }
 
-/// Parts of a chunk.
-const fn num_parts<F: PanelFormat>() -> usize {
-    F::BLOCKS * parts_of_block::<F>()
-}
-
-const fn parts_of_block<F: PanelFormat>() -> usize {
-    if F::IS_SMALL { 1 } else { MAX_BLOCK_WEIGHTS / PART }
-}
-
 /// Adds the products of a chunk of a panel with `M` rows. At each step, so many bytes ahead of it are prefetched.
 ///
 /// # Safety
@@ -356,8 +350,7 @@ unsafe fn minima<S: Simd, F: PanelFormat, const M: usize>(
     sums
 }
 
-/// Weights of a column in a part, and in half of it.
-const PART: usize = 32;
+/// Weights of a column in half of a part.
 const HALF: usize = PART / 2;
 
 /// Rows that are computed for all panels before the next ones: as many as stay in the second-level cache with the

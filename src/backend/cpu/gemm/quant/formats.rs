@@ -1,7 +1,7 @@
 //! How the codes and scales of each format are read from a panel. See `pack::quant` for the places.
 
 use super::super::super::simd::Simd;
-use crate::quant::{IQ4_VALUES, MXFP4_VALUES, QuantFormat};
+use crate::quant::{IQ4_VALUES, MAX_BLOCK_WEIGHTS, MXFP4_VALUES, QuantFormat};
 
 /// A format as the kernel reads it: in parts of 32 weights. A weight is `factor · scale · (code - bias)`, where formats
 /// with small blocks have no scale, and some have a minimum.
@@ -39,6 +39,18 @@ pub(super) trait PanelFormat: Copy {
     }
     /// The codes of four weights of each column: `STEP`, below 8, of a part.
     unsafe fn codes<S: Simd, const STEP: usize>(self, simd: S, chunk: *const u8, part: usize) -> S::Bytes;
+}
+
+/// Weights of a column in a part.
+pub(super) const PART: usize = 32;
+
+/// Parts of a chunk.
+pub(super) const fn num_parts<F: PanelFormat>() -> usize {
+    F::BLOCKS * parts_of_block::<F>()
+}
+
+pub(super) const fn parts_of_block<F: PanelFormat>() -> usize {
+    if F::IS_SMALL { 1 } else { MAX_BLOCK_WEIGHTS / PART }
 }
 
 /// The codes of 32 weights whose nibbles are in four registers at `at`.

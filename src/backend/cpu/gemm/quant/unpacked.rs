@@ -2,8 +2,7 @@
 
 use super::super::super::pack::PanelLayout;
 use super::super::super::simd::{LANES, Simd};
-use super::formats::PanelFormat;
-use super::num_parts;
+use super::formats::{PanelFormat, num_parts};
 use crate::quant::{MAX_BLOCK_WEIGHTS, QuantFormat};
 
 /// The chunk. Each row of it is a register.
