@@ -1,14 +1,16 @@
 //! Paged attention.
 //!
-//! The softmax is computed online over tiles of [`TILE`] positions (more in products of bfloat16), and in partitions of
+//! The softmax is computed online over tiles of [`TILE`] positions (more in `tiles`), and in partitions of
 //! [`PARTITION`] positions that are merged in order. Both are counted from position 0 of the sequence. So the order of
 //! a query's sums does not depend on the block size, on how the prompt was cut into chunks, on the other queries, or on
 //! whether one member or several computed the partitions.
 //!
 //! A unit of work is one KV head with a tile of query rows. Each tile of K and V is read once through the block table
-//! and used by all these rows and by all query heads of the group. A cache of bfloat16 is multiplied as it is where the
-//! processor has such products (AVX-512 and AMX: `tiles`). Elsewhere the tile is widened to float32 (`kernel`).
+//! and used by all these rows and by all query heads of the group. A cache of bfloat16 or int8 is multiplied as it is
+//! where the processor has such products: with AVX-512 and AMX in `tiles`, int8 elsewhere in `kernel::bytes`. Otherwise
+//! the tile is widened to float32 (`kernel`).
 
+mod code_groups;
 mod codes_scratch;
 mod groups;
 mod kernel;

@@ -55,16 +55,10 @@ struct VectorScratch {
     codes: CodesScratch,
 }
 
-/// Whether the products of this call are those of [`tiles`].
-#[cfg(target_arch = "x86_64")]
-fn on_tiles(isa: Isa, call: &AttentionCall<'_>) -> bool {
-    call.kv.layout.dtype.plain().is_some_and(|dtype| isa.has_dot_products_for(dtype))
-}
-
 /// The most queries (rows times heads of a group) of one unit of work. A unit has more only if a single group has more.
 pub(super) fn max_queries(isa: Isa, call: &AttentionCall<'_>) -> usize {
     #[cfg(target_arch = "x86_64")]
-    if on_tiles(isa, call) {
+    if tiles::can_run(isa, call) {
         return tiles::MAX_QUERIES;
     }
     let _ = (isa, call);
@@ -74,7 +68,7 @@ pub(super) fn max_queries(isa: Isa, call: &AttentionCall<'_>) -> usize {
 /// Floats of scratch memory that a member needs.
 pub(super) fn scratch_len(isa: Isa, call: &AttentionCall<'_>) -> usize {
     #[cfg(target_arch = "x86_64")]
-    if on_tiles(isa, call) {
+    if tiles::can_run(isa, call) {
         return tiles::scratch_len(call);
     }
     #[cfg(not(target_arch = "x86_64"))]
@@ -149,7 +143,7 @@ pub(super) unsafe fn merge_partials(
 /// As for [`units`].
 unsafe fn run(isa: Isa, call: &AttentionCall<'_>, units: &[AttentionUnit], scratch: *mut f32, part: UnitPart) {
     #[cfg(target_arch = "x86_64")]
-    if on_tiles(isa, call) {
+    if tiles::can_run(isa, call) {
         // SAFETY: the caller's promise; the instruction set and the type of the KV cache were checked.
         return unsafe { tiles::run(isa, call, units, scratch, part) };
     }

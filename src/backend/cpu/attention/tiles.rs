@@ -1,15 +1,18 @@
-//! Attention of bfloat16 with bfloat16, for a KV cache of that type: on AMX tiles, or by AVX-512's dot products of
-//! pairs. Both read the same layout and share the softmax; [`products`] says what they compute.
+//! Attention without float32 products: of bfloat16 with bfloat16, on AMX tiles or by AVX-512's dot products of pairs,
+//! and of integers with a KV cache of integer codes. They share the softmax; [`products`] says what they
+//! compute.
 //!
-//! A block is sixteen queries of a unit. They are the rows of `scores = Q · Kᵀ` and of `weights · V`. The weights are
-//! rounded to bfloat16, and the sum of a query's weights is that of the rounded weights, so that the result is a true
-//! mean of V.
+//! A block is sixteen queries of a unit. They are the rows of `scores = Q · Kᵀ` and of `weights · V`. The weights of a
+//! cache of bfloat16 are rounded to bfloat16, and the sum of a query's weights is that of the rounded weights, so that
+//! the result is a true mean of V.
 //!
 //! Masked positions have weight 0, and V is finite there (see [`layout`]), so they do not change any sum. A query's
 //! result depends only on the positions that it sees, as long as V is finite.
 
+mod codes;
 mod dots;
 mod geometry;
+mod integers;
 mod layout;
 mod products;
 mod vector;
@@ -17,11 +20,14 @@ mod vector;
 pub(super) use layout::write_row;
 
 use super::super::isa::Isa;
+use super::super::kv_codes;
 use super::super::simd::LANES;
 use super::unit::{AttentionCall, AttentionUnit, PARTITION, UnitPart};
+use crate::{CodeType, DType, KvDType};
+use codes::CodeProducts;
 use dots::DotProducts;
 use geometry::{CHUNK, GROUP, GROUPS, TILE, TILE_LEN, first_lanes};
-use products::{GROUPS_AT_ONCE, Scored, StepProducts, TileProducts, Weighed};
+use products::{GROUPS_AT_ONCE, QueryScale, Scored, StepProducts, TileProducts, Weighed};
 use std::arch::x86_64::*;
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
@@ -65,8 +71,33 @@ struct TileScratch {
     products: *mut f32,
     /// `[queries]`: the range of positions that a query sees.
     visible: *mut [u32; 2],
+    /// `[queries]`, with codes.
+    query_scales: *mut QueryScale,
+    /// `[2][16 queries]`, with codes: the factors on the sums of two items.
+    weight_scales: *mut f32,
     partition: *mut f32,
     total: *mut f32,
+}
+
+/// Whether a call can be computed here.
+pub(super) fn can_run(isa: Isa, call: &AttentionCall<'_>) -> bool {
+    match call.kv.layout.dtype {
+        KvDType::Plain(dtype) => isa.has_dot_products_for(dtype),
+        // Products of bytes come with those of bfloat16.
+        KvDType::Codes(CodeType::Int8) => {
+            isa.has_dot_products_for(DType::BF16) && call.shape.head_dim.is_multiple_of(LANES)
+        }
+        KvDType::Codes(CodeType::Fp8) => false,
+    }
+}
+
+fn has_codes(call: &AttentionCall<'_>) -> bool {
+    matches!(call.kv.layout.dtype, KvDType::Codes(_))
+}
+
+/// Whether groups are read directly from the cache.
+fn in_groups(call: &AttentionCall<'_>) -> bool {
+    if has_codes(call) { kv_codes::in_groups(&call.kv.layout) } else { call.kv.grouped }
 }
 
 fn num_chunks(call: &AttentionCall<'_>) -> usize {
@@ -74,13 +105,16 @@ fn num_chunks(call: &AttentionCall<'_>) -> usize {
 }
 
 /// The sizes of the parts of a member's scratch memory, in floats.
-fn scratch_parts(call: &AttentionCall<'_>) -> [usize; 10] {
+fn scratch_parts(call: &AttentionCall<'_>) -> [usize; 12] {
     let queries = MAX_QUERIES.max(call.group()).next_multiple_of(LANES);
     let dim = num_chunks(call) * CHUNK;
-    let gathered = if call.kv.grouped { 0 } else { 3 * TILE * dim / 2 };
+    let gathered = if in_groups(call) { 0 } else { 3 * TILE * dim / 2 };
     let state = call.state_len(queries);
     let (scores, weights) = (2 * LANES * TILE, LANES * TILE);
-    [queries * dim / 2, gathered, gathered, scores, weights, 2 * LANES, LANES * dim, 2 * queries, state, state]
+    let (products, query_scales) = (LANES * dim, queries * size_of::<QueryScale>() / size_of::<f32>());
+    let (visible, of_items) = (2 * queries, 2 * LANES);
+    let queries = queries * dim / 2;
+    [queries, gathered, gathered, scores, weights, of_items, products, visible, query_scales, of_items, state, state]
 }
 
 /// Floats of scratch memory that a member needs.
@@ -93,23 +127,47 @@ impl TileScratch {
     /// `at` points to `scratch_len(call)` floats.
     unsafe fn at(at: *mut f32, call: &AttentionCall<'_>) -> Self {
         let mut next = at;
-        let [queries, keys, values, scores, weights, factors, products, visible, partition, total] =
-            scratch_parts(call).map(|len| {
-                let part = next;
-                next = next.wrapping_add(len);
-                part
-            });
+        let [
+            queries,
+            keys,
+            values,
+            scores,
+            weights,
+            factors,
+            products,
+            visible,
+            query_scales,
+            weight_scales,
+            partition,
+            total,
+        ] = scratch_parts(call).map(|len| {
+            let part = next;
+            next = next.wrapping_add(len);
+            part
+        });
         let (queries, keys, values) = (queries.cast(), keys.cast(), values.cast());
-        let (weights, visible) = (weights.cast(), visible.cast());
-        Self { queries, keys, values, scores, weights, factors, products, visible, partition, total }
+        let (weights, visible, query_scales) = (weights.cast(), visible.cast(), query_scales.cast());
+        Self {
+            queries,
+            keys,
+            values,
+            scores,
+            weights,
+            factors,
+            products,
+            visible,
+            query_scales,
+            weight_scales,
+            partition,
+            total,
+        }
     }
 }
 
 /// Does `part` of each of the units, one after the other.
 ///
 /// # Safety
-/// `isa` is available and has bfloat16 dot products, and the KV cache is bfloat16. `scratch` and the memory that `part`
-/// points to are large enough, and nothing else uses them. The call's tensors and block tables fit its shape.
+/// `isa` is available, and the call [`can_run`]. `scratch` and the memory that `part` points to are large enough, and nothing else uses them. The call's tensors and block tables fit its shape.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 pub(super) unsafe fn run(
     isa: Isa,
@@ -126,8 +184,12 @@ pub(super) unsafe fn run(
         let scratch = unsafe { TileScratch::at(scratch, call) };
         let (next, num_chunks) = (units.get(i + 1), num_chunks(call));
         let work = TiledUnit { call, unit, next, scratch, num_queries, num_blocks, num_chunks };
+        // SAFETY (both): the caller's promise.
+        if has_codes(call) {
+            unsafe { work.run::<CodeProducts>(part) };
+            continue;
+        }
         if isa != Isa::Amx {
-            // SAFETY: the caller's promise.
             unsafe { work.run::<DotProducts>(part) };
             continue;
         }
@@ -164,10 +226,19 @@ struct Positions {
     /// The range of positions within the tile and the partition that at least one query of the unit sees.
     from: usize,
     to: usize,
+    groups: GroupAddresses,
+    /// K and V that are used next, if they are prefetched.
+    next: Option<GroupAddresses>,
+}
+
+/// The addresses of the groups of a tile.
+#[derive(Clone, Copy)]
+struct GroupAddresses {
     keys: [*const u8; GROUPS],
     values: [*const u8; GROUPS],
-    /// K and V that are used next, if they are prefetched.
-    next: Option<([*const u8; GROUPS], [*const u8; GROUPS])>,
+    /// Of codes.
+    key_scales: [*const u16; GROUPS],
+    value_scales: [*const u16; GROUPS],
 }
 
 /// The positions of a partition that at least one query of the unit sees.
@@ -191,8 +262,8 @@ struct TileItem {
 
 impl TileItem {
     /// What to prefetch during the item's products. The first block of queries does it for all.
-    fn next_of(&self, positions: &Positions) -> Option<([*const u8; GROUPS], [*const u8; GROUPS])> {
-        positions.next.filter(|_| self.block == 0)
+    fn next_of<'a>(&self, positions: &'a Positions) -> Option<&'a GroupAddresses> {
+        positions.next.as_ref().filter(|_| self.block == 0)
     }
 
     /// Pairs of groups of which at least one is in [`Self::groups`].
@@ -216,11 +287,17 @@ impl TiledUnit<'_> {
             let (own, total) = (self.state(self.scratch.partition), self.state(self.scratch.total));
             match part {
                 UnitPart::Partition(partition, state) => {
-                    self.load_queries();
+                    match has_codes(self.call) {
+                        true => self.encode_queries(),
+                        false => self.load_queries(),
+                    }
                     self.partition::<P>(partition, None, self.state(state));
                 }
                 UnitPart::Whole => {
-                    self.load_queries();
+                    match has_codes(self.call) {
+                        true => self.encode_queries(),
+                        false => self.load_queries(),
+                    }
                     for i in 0..unit.num_partitions {
                         let partition = unit.first_partition + i;
                         let after = if self.prefetches::<P>() { self.after(partition) } else { None };
@@ -267,6 +344,10 @@ impl TiledUnit<'_> {
         self.scratch.weights.wrapping_add(item.place * LANES * TILE)
     }
 
+    fn weight_scales_of(&self, item: &TileItem) -> *mut f32 {
+        self.scratch.weight_scales.wrapping_add(item.place * LANES)
+    }
+
     fn factors_of(&self, item: &TileItem) -> *mut f32 {
         self.scratch.factors.wrapping_add(item.place * LANES)
     }
@@ -279,7 +360,7 @@ impl TiledUnit<'_> {
 
     /// Whether K and V of the next tile are prefetched. Those that are gathered are read at once.
     fn prefetches<P: StepProducts>(&self) -> bool {
-        P::PREFETCHES && self.call.kv.grouped
+        P::PREFETCHES && in_groups(self.call)
     }
 
     /// The first tile after a partition: of the next partition, or of the next unit.
@@ -316,7 +397,7 @@ impl TiledUnit<'_> {
                     if self.prefetches::<P>() {
                         let is_last = i + self.num_blocks == num_items;
                         next = if is_last { after } else { Some(self.positions(start + TILE, from, to)) };
-                        positions.next = next.map(|next| (next.keys, next.values));
+                        positions.next = next.map(|next| next.groups);
                     }
                     tiles[tile % 3] = Some(positions);
                 }
@@ -330,9 +411,9 @@ impl TiledUnit<'_> {
                 let weighed = i.checked_sub(2).and_then(item);
                 let mut products = self.products::<P>(weighed.as_ref(), item(i).as_ref());
                 let num_products = products.len();
-                if let Some((item, _)) = i.checked_sub(1).and_then(item) {
+                if let Some((item, positions)) = i.checked_sub(1).and_then(item) {
                     let per_query = num_products.div_ceil(self.queries_of(item.block).len());
-                    self.softmax(&item, state, || {
+                    self.softmax(&item, positions, state, || {
                         (0..per_query).for_each(|_| products.advance());
                     });
                 }
@@ -353,27 +434,31 @@ impl TiledUnit<'_> {
         let weighed = weighed.map(|(item, positions)| Weighed {
             num_queries: self.queries_of(item.block).len(),
             weights: self.weights_of(item),
-            values: positions.values,
-            next: item.next_of(positions).map(|next| next.1),
+            scales: self.weight_scales_of(item),
+            values: positions.groups.values,
+            next: item.next_of(positions).map(|next| next.values),
             groups: item.groups.clone(),
             out: self.scratch.products,
         });
         let scored = scored.map(|(item, positions)| Scored {
             num_queries: self.queries_of(item.block).len(),
             queries: self.scratch.queries.wrapping_add(item.block * self.num_chunks * TILE_LEN),
-            keys: positions.keys,
-            next: item.next_of(positions).map(|next| next.0),
+            scales: self.scratch.query_scales.wrapping_add(item.block * LANES),
+            key_scales: positions.groups.key_scales,
+            keys: positions.groups.keys,
+            next: item.next_of(positions).map(|next| next.keys),
             groups: item.groups.clone(),
             out: self.scores_of(item),
         });
-        unsafe { P::new(weighed, scored, self.num_chunks) }
+        unsafe { P::new(weighed, scored, self.call.shape.head_dim) }
     }
 
     /// Item `i` of a partition, or `None` if its queries see nothing of its tile.
     unsafe fn item(&self, i: usize, positions: &Positions) -> Option<TileItem> {
         let block = i % self.num_blocks;
         let queries = self.queries_of(block);
-        let [first, last] = unsafe { [queries.start, queries.end - 1].map(|query| *self.scratch.visible.add(query)) };
+        let visible = self.scratch.visible;
+        let (first, last) = unsafe { (*visible.add(queries.start), *visible.add(queries.end - 1)) };
         let (from, to) = (positions.from.max(first[0] as usize), positions.to.min(last[1] as usize));
         let groups = || (from - positions.start) / GROUP..(to - positions.start).div_ceil(GROUP);
         let common = last[0] as usize..first[1] as usize;
@@ -393,7 +478,13 @@ impl TiledUnit<'_> {
     /// query.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    unsafe fn softmax(&self, item: &TileItem, state: TiledSoftmaxState, mut between: impl FnMut()) {
+    unsafe fn softmax(
+        &self,
+        item: &TileItem,
+        positions: &Positions,
+        state: TiledSoftmaxState,
+        mut between: impl FnMut(),
+    ) {
         let queries = self.queries_of(item.block);
         unsafe {
             let scale = self.scale_scores(item);
@@ -408,7 +499,13 @@ impl TiledUnit<'_> {
             _mm512_storeu_ps(self.factors_of(item), factor(old_max, new_max));
             for query in queries {
                 between();
-                self.weights(query, item, scale, state);
+                let sum = match has_codes(self.call) {
+                    true => self.code_weights(query, item, &positions.groups, scale, state),
+                    false => self.weights(query, item, scale, state),
+                };
+                let factor = _mm512_set1_ps(*self.factors_of(item).add(query % LANES));
+                let at = state.sum.add(query * LANES);
+                _mm512_store_ps(at, _mm512_fmadd_ps(_mm512_load_ps(at), factor, sum));
             }
         }
     }
@@ -449,7 +546,8 @@ impl TiledUnit<'_> {
         let mut max = _mm512_set1_ps(f32::NEG_INFINITY);
         for pair in item.pairs() {
             unsafe {
-                let [low, high] = [0, GROUP].map(|at| _mm512_load_ps(scores.add(pair * PAIR + at)));
+                let at = scores.add(pair * PAIR);
+                let (low, high) = (_mm512_load_ps(at), _mm512_load_ps(at.add(GROUP)));
                 if item.is_whole(pair) {
                     max = _mm512_max_ps(low, _mm512_max_ps(high, max));
                 } else {
@@ -462,10 +560,10 @@ impl TiledUnit<'_> {
         max
     }
 
-    /// Computes a query's weights and their sum.
+    /// Computes a query's weights, and returns their sum.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
-    unsafe fn weights(&self, query: usize, item: &TileItem, scale: f32, state: TiledSoftmaxState) {
+    unsafe fn weights(&self, query: usize, item: &TileItem, scale: f32, state: TiledSoftmaxState) -> __m512 {
         /// Two bfloat16 ones.
         const ONES: i32 = 0x3f80_3f80;
         let row = query % LANES * TILE;
@@ -475,10 +573,9 @@ impl TiledUnit<'_> {
             let ones = std::mem::transmute::<__m512i, __m512bh>(_mm512_set1_epi32(ONES));
             let mut sum = _mm512_setzero_ps();
             for pair in item.pairs() {
-                let [mut low, mut high] = [0, GROUP].map(|at| {
-                    let score = _mm512_load_ps(scores.add(pair * PAIR + at));
-                    rough_exp2(_mm512_fmsub_ps(score, scale, max))
-                });
+                let at = scores.add(pair * PAIR);
+                let mut low = rough_exp2(_mm512_fmsub_ps(_mm512_load_ps(at), scale, max));
+                let mut high = rough_exp2(_mm512_fmsub_ps(_mm512_load_ps(at.add(GROUP)), scale, max));
                 if !item.is_whole(pair) {
                     let mask = self.mask(query, item, pair);
                     low = _mm512_maskz_mov_ps(mask as u16, low);
@@ -488,9 +585,7 @@ impl TiledUnit<'_> {
                 sum = _mm512_dpbf16_ps(sum, both, ones);
                 _mm512_store_si512(weights.add(pair * PAIR).cast(), std::mem::transmute::<__m512bh, __m512i>(both));
             }
-            let factor = _mm512_set1_ps(*self.factors_of(item).add(query % LANES));
-            let at = state.sum.add(query * LANES);
-            _mm512_store_ps(at, _mm512_fmadd_ps(_mm512_load_ps(at), factor, sum));
+            sum
         }
     }
 

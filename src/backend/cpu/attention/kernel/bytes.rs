@@ -1,4 +1,4 @@
-//! Attention over integer codes with products of bytes.
+//! Attention over integer codes with products of bytes. (On AVX-512 it is `tiles::codes`.)
 //!
 //! A query is a scale times integers of two digits, `254 · high + low` with digits from -127 to 127. The weights of a
 //! query in a tile, times V's scales, are a scale times `128 · high + low` with digits from 0 to 127. Sums of products
@@ -10,17 +10,14 @@
 
 use super::super::super::kv_codes::{TO_INTEGER, largest_magnitude};
 use super::super::super::simd::{LANES, Simd};
+use super::super::code_groups::{LARGEST_QUERY, QUERY_BASE, SMALLEST};
 use super::super::unit::TILE;
 use super::codes::TileCodes;
 use super::{CacheCodes, Code, SoftmaxState, UnitKernel};
 
-const QUERY_BASE: f32 = 254.0;
-const LARGEST_QUERY: f32 = 127.0 * QUERY_BASE;
 const WEIGHT_BITS: u32 = 7;
 const WEIGHT_BASE: f32 = (1 << WEIGHT_BITS) as f32;
 const LARGEST_WEIGHT: f32 = WEIGHT_BASE * WEIGHT_BASE - 1.0;
-/// Smaller numbers count as 0: the inverse of their scale would not be a float32.
-const SMALLEST: f32 = 1e-30;
 
 /// `x` rounded to nearest even.
 #[inline(always)]

@@ -2,22 +2,9 @@
 
 use super::super::super::kv_codes;
 use super::super::super::simd::{LANES, Simd};
+use super::super::code_groups::{self, GatheredGroup, GroupCodes};
 use super::super::unit::TILE;
 use super::{CacheCodes, Code, UnitKernel};
-use std::ops::Range;
-
-/// Where the codes and scales of 16 positions lie.
-#[derive(Clone, Copy)]
-pub(super) struct GroupCodes {
-    /// `[head_dim / 4][16 positions][4 dimensions]`
-    pub keys: *const u8,
-    /// `[4][head_dim][4 positions]`
-    pub values: *const u8,
-    /// `[16]` of bfloat16
-    pub key_scales: *const u16,
-    /// `[16]` of bfloat16
-    pub value_scales: *const u16,
-}
 
 /// The groups of a tile.
 pub(super) type TileCodes = [GroupCodes; TILE / LANES];
@@ -30,13 +17,13 @@ impl<K: Code> UnitKernel<'_, CacheCodes<K>> {
         let start = tile * TILE;
         let (from, to) = (from.max(start), to.min(start + TILE));
         let seen = (from - start) / LANES..(to - start).div_ceil(LANES);
-        let in_groups = kv_codes::in_groups(&self.call.kv.layout);
+        let Self { call, unit, scratch, .. } = self;
         let group = |index: usize| {
             let first = start + index * LANES;
-            match in_groups {
-                true => self.group(first),
-                false => unsafe { self.gather(index, first, from.max(first)..to.min(first + LANES)) },
-            }
+            let seen = from.max(first)..to.min(first + LANES);
+            let codes = scratch.codes.groups.wrapping_add(2 * index * LANES * call.shape.head_dim);
+            let gathered = GatheredGroup { codes, scales: scratch.codes.scales.wrapping_add(2 * index * LANES) };
+            unsafe { code_groups::find(call, unit, first, seen, gathered) }
         };
         let (first, last) = (group(seen.start), group(seen.end - 1));
         [first, last]
@@ -49,54 +36,6 @@ impl<K: Code> UnitKernel<'_, CacheCodes<K>> {
             unsafe { self.find(tile + 1, (tile + 1) * TILE, to) }
         } else {
             codes
-        }
-    }
-
-    /// A group of the cache.
-    #[inline(always)]
-    fn group(&self, first: usize) -> GroupCodes {
-        let [(keys, key_scales), (values, value_scales)] = [false, true].map(|value| self.vector(first, value));
-        GroupCodes { keys, values, key_scales, value_scales }
-    }
-
-    /// The codes and the scale of a position's K or V. The codes are a row if the cache is not in groups.
-    #[inline(always)]
-    fn vector(&self, position: usize, value: bool) -> (*const u8, *const u16) {
-        let Self { call, unit, .. } = self;
-        let (kv, layout) = (call.kv, &call.kv.layout);
-        let (block_size, dim) = (layout.block_size, layout.head_dim);
-        let table = &call.batch.block_tables[unit.seq.first_block..][..unit.seq.num_blocks];
-        let block = table[position / block_size] as usize * layout.block_bytes();
-        let head = kv.device.as_ptr().wrapping_add(block + kv.head_offset(call.layer, value, unit.kv_head));
-        let slot = position % block_size;
-        (head.wrapping_add(slot * dim), head.wrapping_add(block_size * dim).cast::<u16>().wrapping_add(slot))
-    }
-
-    /// Lays out a group that the cache stores in rows. Positions that are not `seen` are copies of these.
-    #[inline(always)]
-    unsafe fn gather(&self, index: usize, first: usize, seen: Range<usize>) -> GroupCodes {
-        let (scratch, dim) = (self.scratch.codes, self.call.shape.head_dim);
-        unsafe {
-            let keys = scratch.groups.add(2 * index * LANES * dim);
-            let values = keys.add(LANES * dim);
-            let key_scales = scratch.scales.add(2 * index * LANES);
-            let value_scales = key_scales.add(LANES);
-            for i in 0..LANES {
-                let position = (first + i).clamp(seen.start, seen.end - 1);
-                let (row, scale) = self.vector(position, false);
-                for quad in 0..dim / 4 {
-                    let to = keys.add((quad * LANES + i) * 4).cast::<[u8; 4]>();
-                    to.write_unaligned(row.add(4 * quad).cast::<[u8; 4]>().read_unaligned());
-                }
-                *key_scales.add(i) = scale.read_unaligned();
-                let (row, scale) = self.vector(position, true);
-                let to = values.add(i / 4 * 4 * dim + i % 4);
-                for d in 0..dim {
-                    *to.add(4 * d) = *row.add(d);
-                }
-                *value_scales.add(i) = scale.read_unaligned();
-            }
-            GroupCodes { keys, values, key_scales, value_scales }
         }
     }
 

@@ -7,14 +7,14 @@
 // Indices name registers here. The loops over them are unrolled, and iterators would hide which register is which.
 #![allow(clippy::needless_range_loop)]
 
-use super::geometry::{GROUP, GROUP_PAIRS, GROUP_TILE_BYTES, LINE_BYTES, TILE, TILE_BYTES, TILE_LEN};
+use super::geometry::{CHUNK, GROUP, GROUP_PAIRS, GROUP_TILE_BYTES, LINE_BYTES, TILE, TILE_BYTES, TILE_LEN};
 use super::products::{GROUPS_AT_ONCE, Scored, StepProducts, Weighed};
 use crate::cpu::simd::LANES;
 use std::arch::x86_64::*;
 use std::ops::Range;
 
 /// Queries that are computed at once: each vector of K or V is loaded once for all of them.
-const QUERIES_AT_ONCE: usize = 4;
+pub(super) const QUERIES_AT_ONCE: usize = 4;
 /// Tiles of V that are computed at once.
 const TILES_AT_ONCE: usize = 4;
 
@@ -32,8 +32,8 @@ pub(super) struct DotProducts {
 impl StepProducts for DotProducts {
     const PREFETCHES: bool = true;
 
-    unsafe fn new(weighed: Option<Weighed>, scored: Option<Scored>, num_chunks: usize) -> Self {
-        Self { weighed, scored, num_chunks, done: 0 }
+    unsafe fn new(weighed: Option<Weighed>, scored: Option<Scored>, head_dim: usize) -> Self {
+        Self { weighed, scored, num_chunks: head_dim.div_ceil(CHUNK), done: 0 }
     }
 
     fn len(&self) -> usize {
@@ -84,12 +84,12 @@ fn batches(groups: &Range<usize>) -> Range<usize> {
 }
 
 /// How many parts the products of so many queries with `groups` have.
-fn num_parts(num_queries: usize, groups: &Range<usize>) -> usize {
+pub(super) fn num_parts(num_queries: usize, groups: &Range<usize>) -> usize {
     num_queries.div_ceil(QUERIES_AT_ONCE) * batches(groups).len()
 }
 
 /// The first query of a part, and its groups.
-fn nth_part(part: usize, groups: &Range<usize>) -> (usize, Range<usize>) {
+pub(super) fn nth_part(part: usize, groups: &Range<usize>) -> (usize, Range<usize>) {
     let batches = batches(groups);
     let batch = (batches.start + part % batches.len()) * GROUPS_AT_ONCE;
     let first = part / batches.len() * QUERIES_AT_ONCE;
@@ -109,7 +109,7 @@ fn dot_pairs(acc: __m512, a: __m512i, b: __m512i) -> __m512 {
 
 /// Prefetches a line to the second level: the first one can wait for fewer lines at once.
 #[inline]
-fn prefetch(line: *const u8) {
+pub(super) fn prefetch(line: *const u8) {
     // SAFETY: any address may be prefetched.
     unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) };
 }

@@ -4,7 +4,7 @@
 //! tile register. If the blocks of the KV cache are not whole groups, each tile is laid out when it is read.
 
 use super::geometry::{CHUNK, GROUP, GROUPS, LINE_BYTES, TILE, TILE_LEN, first_lanes};
-use super::{Positions, TiledUnit};
+use super::{GroupAddresses, Positions, TiledUnit, has_codes};
 use crate::cpu::memory::MAX_HEAD_DIM;
 use crate::cpu::simd::{LANES, transpose};
 use std::arch::x86_64::*;
@@ -61,6 +61,14 @@ fn narrow(low: __m512, high: __m512) -> __m512i {
     unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low)) }
 }
 
+/// The addresses of the groups that are seen, and one of these for all others.
+fn for_all<T>(mut addresses: [*const T; GROUPS], seen: &Range<usize>) -> [*const T; GROUPS] {
+    let any = addresses[seen.start];
+    addresses[..seen.start].fill(any);
+    addresses[seen.end..].fill(any);
+    addresses
+}
+
 // SAFETY (all blocks in this impl): `run`'s contract. Blocks are below `num_blocks`, chunks below `num_chunks`, and
 // positions in a tile below `TILE`; scratch memory has room for these.
 impl TiledUnit<'_> {
@@ -92,21 +100,30 @@ impl TiledUnit<'_> {
     pub(super) unsafe fn positions(&self, start: usize, from: usize, to: usize) -> Positions {
         let (from, to) = (from.max(start), to.min(start + TILE));
         let (mut keys, mut values) = ([std::ptr::null(); GROUPS], [std::ptr::null(); GROUPS]);
+        let (mut key_scales, mut value_scales) = ([std::ptr::null(); GROUPS], [std::ptr::null(); GROUPS]);
         let seen = (from - start) / GROUP..(to - start).div_ceil(GROUP);
         for index in seen.clone() {
             let first = start + index * GROUP;
-            (keys[index], values[index]) = if self.call.kv.grouped {
-                self.group(first)
+            let seen = from.max(first)..to.min(first + GROUP);
+            if has_codes(self.call) {
+                let group = unsafe { self.code_group(first, seen) };
+                (keys[index], values[index]) = (group.keys, group.values);
+                (key_scales[index], value_scales[index]) = (group.key_scales, group.value_scales);
+            } else if self.call.kv.grouped {
+                (keys[index], values[index]) = self.group(first);
             } else {
-                unsafe { self.gather(first, from.max(first)..to.min(first + GROUP)) }
-            };
+                (keys[index], values[index]) = unsafe { self.gather(first, seen) };
+            }
         }
-        // Scores are computed for several groups at once. Groups that no query sees get any valid address; their scores
-        // are not read.
-        let any = keys[seen.start];
-        keys[..seen.start].fill(any);
-        keys[seen.end..].fill(any);
-        Positions { start, from, to, keys, values, next: None }
+        // Several groups are computed at once. Groups that no query sees get any valid address; what is computed from
+        // them is not used.
+        let groups = GroupAddresses {
+            keys: for_all(keys, &seen),
+            values,
+            key_scales: for_all(key_scales, &seen),
+            value_scales: for_all(value_scales, &seen),
+        };
+        Positions { start, from, to, groups, next: None }
     }
 
     /// The addresses of K and V of a group in the cache.

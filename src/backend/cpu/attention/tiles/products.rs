@@ -1,7 +1,7 @@
 //! The products of attention, and how AMX computes them. The compiler does not use tile registers, so their contents
 //! survive from one `asm!` block of a thread to the next.
 
-use super::geometry::{GROUP_TILE_BYTES, GROUPS, TILE, TILE_BYTES, TILE_LEN};
+use super::geometry::{CHUNK, GROUP_TILE_BYTES, GROUPS, TILE, TILE_BYTES, TILE_LEN};
 use crate::cpu::simd::LANES;
 use crate::cpu::tile_registers::Tiles;
 use std::arch::asm;
@@ -35,7 +35,7 @@ pub(super) trait StepProducts {
     /// # Safety
     /// Until this is dropped, the instructions are available and ready, all pointers point to as much memory as
     /// documented, and nothing else uses the memory of the results.
-    unsafe fn new(weighed: Option<Weighed>, scored: Option<Scored>, num_chunks: usize) -> Self;
+    unsafe fn new(weighed: Option<Weighed>, scored: Option<Scored>, head_dim: usize) -> Self;
 
     /// How many calls of [`Self::advance`] all products take.
     fn len(&self) -> usize;
@@ -44,11 +44,24 @@ pub(super) trait StepProducts {
     fn advance(&mut self);
 }
 
+/// The scale of a query's integers.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct QueryScale {
+    /// What the products of both digits begin with: K's codes are multiplied with 128 added to them.
+    pub starts: [i32; 2],
+    pub scale: f32,
+    /// Makes the size a power of two.
+    pub padding: u32,
+}
+
 /// Weights of a block of queries, and V. `groups` is not empty.
 pub(super) struct Weighed {
     pub num_queries: usize,
-    /// Rows of [`TILE`] numbers.
+    /// Rows of [`TILE`] numbers: bfloat16, or integers as [`integers`](super::integers) lays them out.
     pub weights: *const u16,
+    /// `[num_queries]`: the factors on sums of integers.
+    pub scales: *const f32,
     pub values: [*const u8; GROUPS],
     /// V of groups that is prefetched meanwhile.
     pub next: Option<[*const u8; GROUPS]>,
@@ -60,7 +73,12 @@ pub(super) struct Weighed {
 /// Queries of a block, and K. Scores of positions outside of `groups` may be anything.
 pub(super) struct Scored {
     pub num_queries: usize,
+    /// Rows of all dimensions: bfloat16 in chunks, or integers as [`integers`](super::integers) lays them out.
     pub queries: *const u32,
+    /// Of integers: `[num_queries]`.
+    pub scales: *const QueryScale,
+    /// `[16]` of bfloat16 of each group of codes.
+    pub key_scales: [*const u16; GROUPS],
     pub keys: [*const u8; GROUPS],
     /// K of groups that is prefetched meanwhile.
     pub next: Option<[*const u8; GROUPS]>,
@@ -84,8 +102,8 @@ impl StepProducts for TileProducts {
     // This was slower than leaving it to the processor.
     const PREFETCHES: bool = false;
 
-    unsafe fn new(weighed: Option<Weighed>, scored: Option<Scored>, num_chunks: usize) -> Self {
-        Self { weighed, scored, num_chunks, at: (0, 0) }
+    unsafe fn new(weighed: Option<Weighed>, scored: Option<Scored>, head_dim: usize) -> Self {
+        Self { weighed, scored, num_chunks: head_dim.div_ceil(CHUNK), at: (0, 0) }
     }
 
     fn len(&self) -> usize {
