@@ -3,6 +3,9 @@
 use super::tensors::DType;
 use std::fmt;
 
+/// Raised when a backend lays out or computes KV differently, so that no KV of an older version is taken for its own.
+pub const KV_VERSION: u32 = 1;
+
 /// How the KV cache stores the elements of K and V.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum KvDType {

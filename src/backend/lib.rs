@@ -20,7 +20,7 @@ mod tensors;
 pub use batch::{
     Batch, BatchSeq, FinishedCopy, LogitsRequest, LogitsResult, LogitsWant, MAX_STEPS_IN_FLIGHT, NO_SOURCE,
 };
-pub use kv_layout::{CodeType, KvDType, KvLayout};
+pub use kv_layout::{CodeType, KV_VERSION, KvDType, KvLayout};
 pub use layers::{Activation, AttentionShape, Experts, ExpertsShape, Norm, NormKind, Rope};
 pub use quantize::QuantizeBlock;
 pub(crate) use tensors::elements;

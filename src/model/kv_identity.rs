@@ -4,6 +4,7 @@ use crate::files::ModelFiles;
 use crate::loader::LoadedModel;
 use crate::options::{LoadFormat, Quantization};
 use crate::quantizer::QUANTIZER_VERSION;
+use pagetide_backend::KV_VERSION;
 use pagetide_base::error::StartError;
 
 /// A hash of all that the KV of given tokens depends on: the model's configuration and weights, the layout of a block,
@@ -16,7 +17,7 @@ pub fn kv_identity(
 ) -> Result<[u8; 32], StartError> {
     let mut hasher = blake3::Hasher::new_derive_key("Pagetide: identity of a model's KV");
     let LoadedModel { arithmetic, pools, .. } = loaded;
-    hasher.update(format!("{load_format:?} {arithmetic} {:?}\n", pools.layout).as_bytes());
+    hasher.update(format!("{KV_VERSION} {load_format:?} {arithmetic} {:?}\n", pools.layout).as_bytes());
     hasher.update(files.read_text("config.json")?.unwrap_or_default().as_bytes());
     if quantization != Quantization::None {
         hasher.update(format!("{quantization} {QUANTIZER_VERSION}\n").as_bytes());
