@@ -328,18 +328,21 @@ impl<'m, 'v> Reader<'m, 'v> {
     }
 }
 
-/// The precision of activations and of the KV cache: that of matrices which are not quantised, or else float16, as
-/// llama.cpp takes it. Gemma's activations do not fit into float16.
+/// The precision of activations and of the KV cache: that of matrices which are not quantised, or else bfloat16, over
+/// which attention is fastest. Gemma's activations do not fit into float16.
 fn dtype<'t>(tensors: impl Iterator<Item = &'t GgufWeights>, arch: &str) -> &'static str {
     let matrices = tensors.filter(|tensor| tensor.shape.len() > 1);
-    let (mut any_bf16, mut all_f32) = (false, true);
+    let (mut any_f16, mut any_bf16, mut all_f32) = (false, false, true);
     for tensor in matrices {
+        any_f16 |= tensor.format == WeightFormat::Plain(DType::F16);
         any_bf16 |= tensor.format == WeightFormat::Plain(DType::BF16);
         all_f32 &= tensor.format == WeightFormat::Plain(DType::F32);
     }
-    match (all_f32, any_bf16 || arch.starts_with("gemma")) {
-        (true, _) => "float32",
-        (false, true) => "bfloat16",
-        (false, false) => "float16",
+    if all_f32 {
+        "float32"
+    } else if any_f16 && !any_bf16 && !arch.starts_with("gemma") {
+        "float16"
+    } else {
+        "bfloat16"
     }
 }
