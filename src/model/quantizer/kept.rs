@@ -61,7 +61,7 @@ struct KeptRow {
     hash: String,
 }
 
-/// Writes a file. Without [`KeptWriter::finish`] nothing is left of it.
+/// Writes a file. Without `finish` nothing is left of it.
 pub struct KeptWriter {
     /// Locked while this process writes to it.
     file: File,
