@@ -22,7 +22,7 @@ use super::isa::Isa;
 use super::memory::{Buffer, PerMember, Shared};
 use super::rows::ALONE_BELOW;
 use super::team::Team;
-use crate::{BatchSeq, DType};
+use crate::BatchSeq;
 pub(super) use groups::is_grouped;
 use pagetide_base::error::StartError;
 use std::cmp::Reverse;
@@ -45,7 +45,7 @@ const TASKS_PER_MEMBER: usize = 8;
 /// slot now, nor, with `last`, the slots behind it in the group.
 pub(super) unsafe fn write_grouped(isa: Isa, row: &[f32], value: bool, slot: usize, last: bool, head: *mut u8) {
     #[cfg(target_arch = "x86_64")]
-    if isa.has_dot_products_for(DType::BF16) {
+    if isa.has_dot_products_for(crate::DType::BF16) {
         // SAFETY: the caller's; the instructions were checked.
         return unsafe { tiles::write_row(row, value, slot, last, head) };
     }

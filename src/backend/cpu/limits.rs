@@ -4,7 +4,6 @@
 use super::CpuBackend;
 #[cfg(target_arch = "x86_64")]
 use super::gemm::amx;
-use super::isa::Isa;
 use super::memory::Buffer;
 use super::simd::{LANES, Simd, SimdKernel};
 use crate::DType;
@@ -63,7 +62,7 @@ impl CpuBackend {
             (members * flops) as f64 / shortest(|| self.team.for_each(members, |_| run())).as_secs_f64()
         };
         #[cfg(target_arch = "x86_64")]
-        if self.isa == Isa::Amx && dtype == DType::BF16 {
+        if self.isa.has_tiles_for(dtype) {
             // SAFETY: the backend's instruction set is available.
             return rate(amx::PEAK_FLOPS * RUNS, &|| unsafe { amx::run_from_registers(RUNS) });
         }
