@@ -50,40 +50,6 @@ pub(super) unsafe fn find(
     if kv_codes::in_groups(&call.kv.layout) {
         return codes_of(call, unit, first);
     }
-    // SAFETY: the caller's promise.
-    unsafe { gather(call, unit, first, seen, to) }
-}
-
-/// The codes and scales of a position's K and V. The codes are a row if the cache is not in groups.
-#[inline(always)]
-fn codes_of(call: &AttentionCall<'_>, unit: &AttentionUnit, position: usize) -> GroupCodes {
-    let (kv, layout) = (call.kv, &call.kv.layout);
-    let (block_size, dim) = (layout.block_size, layout.head_dim);
-    let table = &call.batch.block_tables[unit.seq.first_block..][..unit.seq.num_blocks];
-    let (block, slot) = (position / block_size, position % block_size);
-    let block = kv.device.as_ptr().wrapping_add(table[block] as usize * layout.block_bytes());
-    let keys = block.wrapping_add(kv.head_offset(call.layer, false, unit.kv_head));
-    let values = block.wrapping_add(kv.head_offset(call.layer, true, unit.kv_head));
-    GroupCodes {
-        keys: keys.wrapping_add(slot * dim),
-        values: values.wrapping_add(slot * dim),
-        key_scales: keys.wrapping_add(block_size * dim).cast::<u16>().wrapping_add(slot),
-        value_scales: values.wrapping_add(block_size * dim).cast::<u16>().wrapping_add(slot),
-    }
-}
-
-/// Lays out a group that the cache stores in rows.
-///
-/// # Safety
-/// As for [`find`].
-#[inline(always)]
-unsafe fn gather(
-    call: &AttentionCall<'_>,
-    unit: &AttentionUnit,
-    first: usize,
-    seen: Range<usize>,
-    to: GatheredGroup,
-) -> GroupCodes {
     let dim = call.shape.head_dim;
     // SAFETY: the caller's promise; slots are below 16 and dimensions below the head size.
     unsafe {
@@ -104,5 +70,23 @@ unsafe fn gather(
             *value_scales.add(i) = of.value_scales.read_unaligned();
         }
         GroupCodes { keys, values, key_scales, value_scales }
+    }
+}
+
+/// The codes and scales of a position's K and V. The codes are a row if the cache is not in groups.
+#[inline(always)]
+fn codes_of(call: &AttentionCall<'_>, unit: &AttentionUnit, position: usize) -> GroupCodes {
+    let (kv, layout) = (call.kv, &call.kv.layout);
+    let (block_size, dim) = (layout.block_size, layout.head_dim);
+    let table = &call.batch.block_tables[unit.seq.first_block..][..unit.seq.num_blocks];
+    let (block, slot) = (position / block_size, position % block_size);
+    let block = kv.device.as_ptr().wrapping_add(table[block] as usize * layout.block_bytes());
+    let keys = block.wrapping_add(kv.head_offset(call.layer, false, unit.kv_head));
+    let values = block.wrapping_add(kv.head_offset(call.layer, true, unit.kv_head));
+    GroupCodes {
+        keys: keys.wrapping_add(slot * dim),
+        values: values.wrapping_add(slot * dim),
+        key_scales: keys.wrapping_add(block_size * dim).cast::<u16>().wrapping_add(slot),
+        value_scales: values.wrapping_add(block_size * dim).cast::<u16>().wrapping_add(slot),
     }
 }

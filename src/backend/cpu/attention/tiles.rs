@@ -15,6 +15,7 @@ mod geometry;
 mod integers;
 mod layout;
 mod products;
+mod queries;
 mod vector;
 
 pub(super) use layout::write_row;
@@ -28,6 +29,7 @@ use codes::CodeProducts;
 use dots::DotProducts;
 use geometry::{CHUNK, GROUP, GROUPS, TILE, TILE_LEN, first_lanes};
 use products::{GROUPS_AT_ONCE, QueryScale, Scored, StepProducts, TileProducts, Weighed};
+use queries::VectorProducts;
 use std::arch::x86_64::*;
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
@@ -127,39 +129,25 @@ impl TileScratch {
     /// `at` points to `scratch_len(call)` floats.
     unsafe fn at(at: *mut f32, call: &AttentionCall<'_>) -> Self {
         let mut next = at;
-        let [
-            queries,
-            keys,
-            values,
-            scores,
-            weights,
-            factors,
-            products,
-            visible,
-            query_scales,
-            weight_scales,
-            partition,
-            total,
-        ] = scratch_parts(call).map(|len| {
+        let mut parts = scratch_parts(call).into_iter();
+        let mut part = || {
             let part = next;
-            next = next.wrapping_add(len);
+            next = next.wrapping_add(parts.next().expect("there is a part for each field"));
             part
-        });
-        let (queries, keys, values) = (queries.cast(), keys.cast(), values.cast());
-        let (weights, visible, query_scales) = (weights.cast(), visible.cast(), query_scales.cast());
+        };
         Self {
-            queries,
-            keys,
-            values,
-            scores,
-            weights,
-            factors,
-            products,
-            visible,
-            query_scales,
-            weight_scales,
-            partition,
-            total,
+            queries: part().cast(),
+            keys: part().cast(),
+            values: part().cast(),
+            scores: part(),
+            weights: part().cast(),
+            factors: part(),
+            products: part(),
+            visible: part().cast(),
+            query_scales: part().cast(),
+            weight_scales: part(),
+            partition: part(),
+            total: part(),
         }
     }
 }
@@ -167,7 +155,8 @@ impl TileScratch {
 /// Does `part` of each of the units, one after the other.
 ///
 /// # Safety
-/// `isa` is available, and the call [`can_run`]. `scratch` and the memory that `part` points to are large enough, and nothing else uses them. The call's tensors and block tables fit its shape.
+/// `isa` is available, and the call [`can_run`]. `scratch` and the memory that `part` points to are large enough, and
+/// nothing else uses them. The call's tensors and block tables fit its shape.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 pub(super) unsafe fn run(
     isa: Isa,
@@ -186,11 +175,11 @@ pub(super) unsafe fn run(
         let work = TiledUnit { call, unit, next, scratch, num_queries, num_blocks, num_chunks };
         // SAFETY (both): the caller's promise.
         if has_codes(call) {
-            unsafe { work.run::<CodeProducts>(part) };
+            unsafe { work.run::<VectorProducts<CodeProducts>>(part) };
             continue;
         }
         if isa != Isa::Amx {
-            unsafe { work.run::<DotProducts>(part) };
+            unsafe { work.run::<VectorProducts<DotProducts>>(part) };
             continue;
         }
         let rows = num_queries.min(LANES);
@@ -287,17 +276,11 @@ impl TiledUnit<'_> {
             let (own, total) = (self.state(self.scratch.partition), self.state(self.scratch.total));
             match part {
                 UnitPart::Partition(partition, state) => {
-                    match has_codes(self.call) {
-                        true => self.encode_queries(),
-                        false => self.load_queries(),
-                    }
+                    self.load_queries();
                     self.partition::<P>(partition, None, self.state(state));
                 }
                 UnitPart::Whole => {
-                    match has_codes(self.call) {
-                        true => self.encode_queries(),
-                        false => self.load_queries(),
-                    }
+                    self.load_queries();
                     for i in 0..unit.num_partitions {
                         let partition = unit.first_partition + i;
                         let after = if self.prefetches::<P>() { self.after(partition) } else { None };
@@ -350,6 +333,28 @@ impl TiledUnit<'_> {
 
     fn factors_of(&self, item: &TileItem) -> *mut f32 {
         self.scratch.factors.wrapping_add(item.place * LANES)
+    }
+
+    /// Lays the queries out, and stores the range of positions that each sees.
+    unsafe fn load_queries(&self) {
+        for query in 0..self.num_queries {
+            let (from, to) = self.unit.visible(query / self.call.group(), self.call.shape.window);
+            unsafe { *self.scratch.visible.add(query) = [from as u32, to as u32] };
+        }
+        unsafe {
+            match has_codes(self.call) {
+                true => self.encode_queries(),
+                false => self.round_queries(),
+            }
+        }
+    }
+
+    /// Query `i` of the unit.
+    fn query(&self, i: usize) -> *const f32 {
+        let shape = &self.call.shape;
+        let stride = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim;
+        let (row, head) = self.row_and_head(i);
+        self.call.qkv.as_ptr().wrapping_add(row * stride + head * shape.head_dim)
     }
 
     /// Row of the batch and query head of query `i`.

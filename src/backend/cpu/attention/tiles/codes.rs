@@ -4,9 +4,9 @@
 // Indices name registers here. The loops over them are unrolled, and iterators would hide which register is which.
 #![allow(clippy::needless_range_loop)]
 
-use super::dots::{QUERIES_AT_ONCE, nth_part, num_parts, prefetch};
 use super::geometry::{GROUP, LINE_BYTES, TILE};
-use super::products::{GROUPS_AT_ONCE, Scored, StepProducts, Weighed};
+use super::products::{GROUPS_AT_ONCE, Scored, Weighed};
+use super::queries::{QueryProducts, prefetch};
 use crate::cpu::attention::code_groups::QUERY_BASE;
 use crate::cpu::simd::LANES;
 use std::arch::x86_64::*;
@@ -22,68 +22,24 @@ const KEY_GROUPS_AT_ONCE: usize = 2;
 /// Vectors of dimensions whose weighted sums are computed at once.
 const VALUES_AT_ONCE: usize = 2;
 
-/// Scores come first. Each [`StepProducts::advance`] is for up to [`QUERIES_AT_ONCE`] queries, with up to
-/// [`GROUPS_AT_ONCE`] groups for scores and [`VALUES_AT_ONCE`] vectors of dimensions for weighted sums.
-pub(super) struct CodeProducts {
-    weighed: Option<Weighed>,
-    scored: Option<Scored>,
-    head_dim: usize,
-    /// Calls of `advance` so far.
-    done: usize,
-}
+/// A part of the weighted sums is [`VALUES_AT_ONCE`] vectors of dimensions.
+pub(super) struct CodeProducts;
 
-impl StepProducts for CodeProducts {
-    const PREFETCHES: bool = true;
-
-    unsafe fn new(weighed: Option<Weighed>, scored: Option<Scored>, head_dim: usize) -> Self {
-        Self { weighed, scored, head_dim, done: 0 }
+impl QueryProducts for CodeProducts {
+    fn num_weighed(_: &Weighed, head_dim: usize) -> usize {
+        head_dim.div_ceil(VALUES_AT_ONCE * LANES)
     }
 
-    fn len(&self) -> usize {
-        let scored = self.scored.as_ref().map_or(0, |scored| num_parts(scored.num_queries, &scored.groups));
-        scored + self.weighed.as_ref().map_or(0, |weighed| num_weighed_parts(weighed, self.head_dim))
+    #[inline(always)]
+    unsafe fn score<const R: usize>(scored: &Scored, first: usize, groups: Range<usize>, head_dim: usize) {
+        // SAFETY (both): the caller's promise.
+        unsafe { scored.score_codes::<R>(first, groups, head_dim) };
     }
 
-    fn advance(&mut self) {
-        let mut part = self.done;
-        self.done += 1;
-        if let Some(scored) = &self.scored {
-            let num_parts = num_parts(scored.num_queries, &scored.groups);
-            if part < num_parts {
-                let (first, groups) = nth_part(part, &scored.groups);
-                // SAFETY (all): `new`'s contract; so many queries are left.
-                return unsafe {
-                    match scored.num_queries - first {
-                        1 => scored.score_codes::<1>(first, groups, self.head_dim),
-                        2 => scored.score_codes::<2>(first, groups, self.head_dim),
-                        3 => scored.score_codes::<3>(first, groups, self.head_dim),
-                        _ => scored.score_codes::<QUERIES_AT_ONCE>(first, groups, self.head_dim),
-                    }
-                };
-            }
-            part -= num_parts;
-        }
-        if let Some(weighed) = &self.weighed
-            && part < num_weighed_parts(weighed, self.head_dim)
-        {
-            let dims_at_once = VALUES_AT_ONCE * LANES;
-            let per_query = self.head_dim.div_ceil(dims_at_once);
-            let (first, d) = (part / per_query * QUERIES_AT_ONCE, part % per_query * dims_at_once);
-            unsafe {
-                match weighed.num_queries - first {
-                    1 => weighed.weigh_codes::<1>(first, d, self.head_dim),
-                    2 => weighed.weigh_codes::<2>(first, d, self.head_dim),
-                    3 => weighed.weigh_codes::<3>(first, d, self.head_dim),
-                    _ => weighed.weigh_codes::<QUERIES_AT_ONCE>(first, d, self.head_dim),
-                }
-            }
-        }
+    #[inline(always)]
+    unsafe fn weigh<const R: usize>(weighed: &Weighed, first: usize, part: usize, head_dim: usize) {
+        unsafe { weighed.weigh_codes::<R>(first, part * VALUES_AT_ONCE * LANES, head_dim) };
     }
-}
-
-/// How many parts the weighted sums have.
-fn num_weighed_parts(weighed: &Weighed, head_dim: usize) -> usize {
-    weighed.num_queries.div_ceil(QUERIES_AT_ONCE) * head_dim.div_ceil(VALUES_AT_ONCE * LANES)
 }
 
 /// Elements of a row of a block of queries: whole chunks.

@@ -8,92 +8,33 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::geometry::{CHUNK, GROUP, GROUP_PAIRS, GROUP_TILE_BYTES, LINE_BYTES, TILE, TILE_BYTES, TILE_LEN};
-use super::products::{GROUPS_AT_ONCE, Scored, StepProducts, Weighed};
+use super::products::{GROUPS_AT_ONCE, Scored, Weighed};
+use super::queries::{QueryProducts, batches, nth_batch, prefetch};
 use crate::cpu::simd::LANES;
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-/// Queries that are computed at once: each vector of K or V is loaded once for all of them.
-pub(super) const QUERIES_AT_ONCE: usize = 4;
 /// Tiles of V that are computed at once.
 const TILES_AT_ONCE: usize = 4;
 
-/// Scores come first. Each [`StepProducts::advance`] is for up to [`QUERIES_AT_ONCE`] queries and [`GROUPS_AT_ONCE`]
-/// groups.
-pub(super) struct DotProducts {
-    weighed: Option<Weighed>,
-    scored: Option<Scored>,
-    /// Head size in chunks.
-    num_chunks: usize,
-    /// Calls of `advance` so far.
-    done: usize,
-}
+/// A part of the weighted sums is a batch of groups. The sums begin with the first one.
+pub(super) struct DotProducts;
 
-impl StepProducts for DotProducts {
-    const PREFETCHES: bool = true;
-
-    unsafe fn new(weighed: Option<Weighed>, scored: Option<Scored>, head_dim: usize) -> Self {
-        Self { weighed, scored, num_chunks: head_dim.div_ceil(CHUNK), done: 0 }
+impl QueryProducts for DotProducts {
+    fn num_weighed(weighed: &Weighed, _: usize) -> usize {
+        batches(&weighed.groups).len()
     }
 
-    fn len(&self) -> usize {
-        let scored = self.scored.as_ref().map_or(0, |scored| num_parts(scored.num_queries, &scored.groups));
-        let weighed = self.weighed.as_ref().map_or(0, |weighed| num_parts(weighed.num_queries, &weighed.groups));
-        scored + weighed
+    #[inline(always)]
+    unsafe fn score<const R: usize>(scored: &Scored, first: usize, groups: Range<usize>, head_dim: usize) {
+        // SAFETY (both): the caller's promise.
+        unsafe { scored.score::<R>(first, groups, head_dim.div_ceil(CHUNK)) };
     }
 
-    fn advance(&mut self) {
-        let mut part = self.done;
-        self.done += 1;
-        if let Some(scored) = &self.scored {
-            let num_parts = num_parts(scored.num_queries, &scored.groups);
-            if part < num_parts {
-                let (first, groups) = nth_part(part, &scored.groups);
-                // SAFETY (all): `new`'s contract; so many queries are left.
-                return unsafe {
-                    match scored.num_queries - first {
-                        1 => scored.score::<1>(first, groups, self.num_chunks),
-                        2 => scored.score::<2>(first, groups, self.num_chunks),
-                        3 => scored.score::<3>(first, groups, self.num_chunks),
-                        _ => scored.score::<QUERIES_AT_ONCE>(first, groups, self.num_chunks),
-                    }
-                };
-            }
-            part -= num_parts;
-        }
-        if let Some(weighed) = &self.weighed
-            && part < num_parts(weighed.num_queries, &weighed.groups)
-        {
-            let (first, groups) = nth_part(part, &weighed.groups);
-            unsafe {
-                match weighed.num_queries - first {
-                    1 => weighed.weigh::<1>(first, groups, 2 * self.num_chunks),
-                    2 => weighed.weigh::<2>(first, groups, 2 * self.num_chunks),
-                    3 => weighed.weigh::<3>(first, groups, 2 * self.num_chunks),
-                    _ => weighed.weigh::<QUERIES_AT_ONCE>(first, groups, 2 * self.num_chunks),
-                }
-            }
-        }
+    #[inline(always)]
+    unsafe fn weigh<const R: usize>(weighed: &Weighed, first: usize, part: usize, head_dim: usize) {
+        unsafe { weighed.weigh::<R>(first, nth_batch(part, &weighed.groups), 2 * head_dim.div_ceil(CHUNK)) };
     }
-}
-
-/// The batches of groups that have a part of `groups`. They begin at multiples of [`GROUPS_AT_ONCE`], so that the order
-/// of a sum does not depend on where `groups` begins.
-fn batches(groups: &Range<usize>) -> Range<usize> {
-    groups.start / GROUPS_AT_ONCE..groups.end.div_ceil(GROUPS_AT_ONCE)
-}
-
-/// How many parts the products of so many queries with `groups` have.
-pub(super) fn num_parts(num_queries: usize, groups: &Range<usize>) -> usize {
-    num_queries.div_ceil(QUERIES_AT_ONCE) * batches(groups).len()
-}
-
-/// The first query of a part, and its groups.
-pub(super) fn nth_part(part: usize, groups: &Range<usize>) -> (usize, Range<usize>) {
-    let batches = batches(groups);
-    let batch = (batches.start + part % batches.len()) * GROUPS_AT_ONCE;
-    let first = part / batches.len() * QUERIES_AT_ONCE;
-    (first, groups.start.max(batch)..groups.end.min(batch + GROUPS_AT_ONCE))
 }
 
 /// `acc + a.0 * b.0 + a.1 * b.1` for sixteen pairs.
@@ -105,13 +46,6 @@ fn dot_pairs(acc: __m512, a: __m512i, b: __m512i) -> __m512 {
         let [a, b] = [a, b].map(|pairs| std::mem::transmute::<__m512i, __m512bh>(pairs));
         _mm512_dpbf16_ps(acc, a, b)
     }
-}
-
-/// Prefetches a line to the second level: the first one can wait for fewer lines at once.
-#[inline]
-pub(super) fn prefetch(line: *const u8) {
-    // SAFETY: any address may be prefetched.
-    unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) };
 }
 
 // SAFETY (all blocks in these impls): `StepProducts::new`'s contract.

@@ -9,9 +9,9 @@
 //! `[high, low][2 batches of groups][4][4 groups][4 positions]`: the order in which four vectors are packed into one.
 
 use super::codes::{LARGEST_WEIGHT, WEIGHT_BITS, load_scales};
-use super::dots::prefetch;
 use super::geometry::{GROUP, TILE};
 use super::products::{GROUPS_AT_ONCE, QueryScale};
+use super::queries::prefetch;
 use super::vector::rough_exp2;
 use super::{GroupAddresses, PAIR, TileItem, TiledSoftmaxState, TiledUnit};
 use crate::cpu::attention::code_groups::{self, GatheredGroup, GroupCodes, LARGEST_QUERY, QUERY_BASE, SMALLEST};
@@ -21,19 +21,14 @@ use std::ops::Range;
 
 // SAFETY (all blocks in this impl): `run`'s contract, as in `super`.
 impl TiledUnit<'_> {
-    /// Turns the queries into integers, and stores the range of positions that each sees.
+    /// Turns the queries into integers.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
     pub(super) unsafe fn encode_queries(&self) {
-        let shape = &self.call.shape;
-        let stride = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim;
         for query in 0..self.num_queries {
-            let (row, head) = self.row_and_head(query);
-            let (from, to) = self.unit.visible(query / self.call.group(), shape.window);
             unsafe {
-                *self.scratch.visible.add(query) = [from as u32, to as u32];
-                let at = self.call.qkv.as_ptr().add(row * stride + head * shape.head_dim);
                 let digits = self.scratch.queries.cast::<u8>().add(2 * query * self.dim());
-                *self.scratch.query_scales.add(query) = encode_query(at, shape.head_dim, digits, self.dim());
+                *self.scratch.query_scales.add(query) =
+                    encode_query(self.query(query), self.call.shape.head_dim, digits, self.dim());
             }
         }
     }

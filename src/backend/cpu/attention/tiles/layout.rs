@@ -72,17 +72,13 @@ fn for_all<T>(mut addresses: [*const T; GROUPS], seen: &Range<usize>) -> [*const
 // SAFETY (all blocks in this impl): `run`'s contract. Blocks are below `num_blocks`, chunks below `num_chunks`, and
 // positions in a tile below `TILE`; scratch memory has room for these.
 impl TiledUnit<'_> {
-    /// Rounds the queries to bfloat16, and stores the range of positions that each sees.
+    /// Rounds the queries to bfloat16.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    pub(super) unsafe fn load_queries(&self) {
+    pub(super) unsafe fn round_queries(&self) {
         let shape = &self.call.shape;
-        let stride = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim;
         for query in 0..self.num_queries {
-            let (row, head) = self.row_and_head(query);
-            let (from, to) = self.unit.visible(query / self.call.group(), shape.window);
             unsafe {
-                *self.scratch.visible.add(query) = [from as u32, to as u32];
-                let at = self.call.qkv.as_ptr().add(row * stride + head * shape.head_dim);
+                let at = self.query(query);
                 let tiles = self.scratch.queries.add(query / LANES * self.num_chunks * TILE_LEN);
                 for chunk in 0..self.num_chunks {
                     let mask = first_lanes(shape.head_dim - chunk * CHUNK);
