@@ -136,17 +136,15 @@ impl SamplerChain {
         self.weights.truncate(num);
     }
 
-    /// The weight that at least `min_keep` tokens reach.
-    fn weight_to_keep(&mut self, min_keep: usize) -> u64 {
-        match min_keep.checked_sub(1) {
-            None => u64::MAX,
-            Some(place) if place < self.weights.len() => {
-                self.scratch.clear();
-                self.scratch.extend(&self.weights);
-                *self.scratch.select_nth_unstable_by(place, |a, b| b.cmp(a)).1
-            }
-            Some(_) => 0,
-        }
+    /// Keeps the tokens of at least this weight, and the `min_keep` most likely ones. (By their logits: the weights of
+    /// unlikely tokens are all 0.)
+    fn keep_from(&mut self, least: u64, min_keep: usize) {
+        let least_logit = match min_keep {
+            0 => f32::INFINITY,
+            _ if min_keep >= self.logits.len() => return,
+            _ => row::kth_largest(&self.logits, min_keep, &mut self.candidates),
+        };
+        self.keep(|_, logit, weight| weight >= least || logit >= least_logit);
     }
 
     /// Tang et al. 2024, "Top-nσ: Not All Logits Are You Need" (arXiv:2411.07641).
@@ -164,8 +162,7 @@ impl SamplerChain {
 
     fn min_p(&mut self, min_p: f32, min_keep: usize) {
         if min_p > 0.0 {
-            let least = weight_of_min_p(min_p).min(self.weight_to_keep(min_keep));
-            self.keep(|_, _, weight| weight >= least);
+            self.keep_from(weight_of_min_p(min_p), min_keep);
         }
     }
 
@@ -210,8 +207,7 @@ impl SamplerChain {
         if top_p < 1.0 && total > 0 {
             let target = top_p_target(top_p, total);
             let least = row::weight_threshold(&self.weights, total, target, &mut self.scratch);
-            let least = least.min(self.weight_to_keep(min_keep));
-            self.keep(|_, _, weight| weight >= least);
+            self.keep_from(least, min_keep);
         }
     }
 

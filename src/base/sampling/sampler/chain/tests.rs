@@ -234,6 +234,11 @@ fn each_sampler_alone() {
     assert_shares(&alone(&p, &xtc(0.39)), &p);
     assert_shares(&alone(&[0.25; 4], &xtc(0.2)), &[0.0, 0.0, 0.0, 1.0]);
     assert_shares(&alone(&p, &ExtraSamplers { min_keep: 3, ..xtc(0.19) }), &p);
+    // Three tokens are left of four, although the last two have no weight.
+    let unlikely = [0.9, 0.1, 1e-30, 1e-31];
+    let params = SamplingParams { min_p: 0.5, ..SamplingParams::default() };
+    let extra = ExtraSamplers { min_keep: 3, ..xtc(0.05) };
+    assert_shares(&distribution(&of_probabilities(&unlikely), &params, &extra, draw_at(1, 0)), &unlikely);
 
     // Mean 1.5, deviation √1.25.
     let logits = [0.0, 1.0, 2.0, 3.0];
