@@ -254,7 +254,8 @@ fn quantised_weights_give_the_same_text() {
     }
 }
 
-/// A token's codes in the KV cache depend on that token alone, and attention reads a step's own tokens from the cache too.
+/// A token's codes in the KV cache depend on that token alone, and attention reads a step's own tokens from the cache
+/// too.
 #[test]
 fn a_quantised_cache_gives_the_same_text() {
     let pressures = [

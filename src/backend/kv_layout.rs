@@ -16,8 +16,8 @@ pub enum KvDType {
 }
 
 /// A type of one byte. An element is its code times the scale of its vector: of the K or V of one token and head. The
-/// scale is the vector's largest magnitude divided by the largest code, rounded up to a bfloat16. Codes are quotients by
-/// the scale so rounded, to nearest even. If an element is not finite, the scale is NaN.
+/// scale is the vector's largest magnitude divided by the largest code, rounded up to a bfloat16. Codes are quotients
+/// by the scale so rounded, to nearest even. If an element is not finite, the scale is NaN.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum CodeType {
     /// Integers from -127 to 127.

@@ -211,8 +211,8 @@ proptest! {
     }
 }
 
-/// How far an output may be from the reference. A K halfway between two values of its type may be rounded either way, and
-/// on tiles also a Q or a weight. Without a rotation the reference has the same codes.
+/// How far an output may be from the reference. A K halfway between two values of its type may be rounded either way,
+/// and on tiles also a Q or a weight. Without a rotation the reference has the same codes.
 pub fn tolerance(dtype: KvDType, with_rope: bool) -> f64 {
     match dtype {
         KvDType::Plain(DType::F32) => 2e-5,
@@ -337,8 +337,8 @@ fn kv_is_rounded_and_laid_out_as_said() {
     }
 }
 
-/// A token's codes and scales depend on nothing but its own K and V: not on the instruction set, nor on what lies beside
-/// them or was written with them.
+/// A token's codes and scales depend on nothing but its own K and V: not on the instruction set, nor on what lies
+/// beside them or was written with them.
 #[test]
 fn the_codes_of_a_token_are_its_own() {
     const SLOTS: usize = 96;

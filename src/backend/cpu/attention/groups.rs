@@ -1,8 +1,8 @@
 //! The layout of a KV cache of bfloat16 in groups of 16 positions.
 //!
-//! The K of a group is `[head_dim / 2][16 positions][2 dimensions]`, its V is
-//! `[head_dim / 16][8][16 dimensions][2 positions]`. So a line holds the same pair of dimensions of all positions, and K
-//! need not be transposed when it is read. Two numbers that a product of bfloat16 adds up lie together.
+//! The K of a group is `[head_dim / 2][16 positions][2 dimensions]`, and its V is
+//! `[head_dim / 16][8][16 dimensions][2 positions]`. So a line holds the same pair of dimensions of all positions, and
+//! K need not be transposed when it is read. Two numbers that a product of bfloat16 adds up lie together.
 
 use crate::cpu::simd::{LANES, Simd, bf16_bits};
 use crate::{DType, KvLayout};
@@ -40,8 +40,9 @@ pub(super) unsafe fn write_row(row: &[f32], value: bool, slot: usize, head: *mut
     }
 }
 
-/// Reads K and V of a group as float32: K to sixteen columns of `[dim][ROW_LEN]`, V to `[16][dim]`. K and V of the group
-/// `next` are prefetched meanwhile: blocks lie apart in memory, where the processor does not foresee the next line.
+/// Reads K and V of a group as float32: K to sixteen columns of `[dim][ROW_LEN]`, V to `[16][dim]`. K and V of the
+/// group `next` are prefetched meanwhile: blocks lie apart in memory, where the processor does not foresee the next
+/// line.
 ///
 /// # Safety
 /// `group` are the K and V of a whole group, and there is room for the results.

@@ -53,7 +53,8 @@ pub struct QuantRow {
     /// Minus the sum of the codes of each group of 16 and of 32.
     pub minus_sums_16: *const i32,
     pub minus_sums_32: *const i32,
-    /// The sums of the codes of two neighbouring groups of 16 and of 32 in the halves of a word. Small blocks lack them.
+    /// The sums of the codes of two neighbouring groups of 16 and of 32 in the halves of a word. Small blocks lack
+    /// them.
     pub pairs_16: *const u32,
     pub pairs_32: *const u32,
     /// Words from place to place.

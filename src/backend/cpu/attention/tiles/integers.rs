@@ -2,8 +2,8 @@
 //!
 //! A query is a scale times integers of two digits, `254 · high + low` with digits from -127 to 127. The weights of a
 //! query in a tile, times V's scales, are a scale times `256 · high + low` with digits from 0 to 255. So the largest
-//! element of a query keeps 15 bits and a sign, and the largest weight of a tile 16 bits. (`kernel::bytes` does the same
-//! on other instruction sets, with smaller digits.)
+//! element of a query keeps 15 bits and a sign, and the largest weight of a tile 16 bits. (`kernel::bytes` does the
+//! same on other instruction sets, with smaller digits.)
 //!
 //! A query's digits are `[high, low][dimensions]`. The digits of its weights are
 //! `[high, low][2 batches of groups][4][4 groups][4 positions]`: the order in which four vectors are packed into one.

@@ -25,8 +25,8 @@ pub(super) trait QueryProducts {
     unsafe fn weigh<const R: usize>(weighed: &Weighed, first: usize, part: usize, head_dim: usize);
 }
 
-/// Scores come first. Each [`StepProducts::advance`] is for up to [`QUERIES_AT_ONCE`] queries and one batch of groups, or
-/// one part of the weighted sums.
+/// Scores come first. Each [`StepProducts::advance`] is for up to [`QUERIES_AT_ONCE`] queries and one batch of groups,
+/// or one part of the weighted sums.
 pub(super) struct VectorProducts<Q> {
     weighed: Option<Weighed>,
     scored: Option<Scored>,
