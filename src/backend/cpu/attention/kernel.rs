@@ -5,6 +5,7 @@
 
 mod bytes;
 mod codes;
+mod elements;
 
 use super::super::isa::Isa;
 use super::super::simd::{LANES, Simd, SimdKernel};
@@ -14,6 +15,7 @@ use super::groups::{self, GROUP};
 use super::tiles;
 use super::unit::{AttentionCall, AttentionUnit, PARTITION, TILE, UnitPart};
 use crate::{CodeType, DType, KvDType};
+use elements::{CacheBf16, CacheElement, CacheF16, CacheF32, Code, Fp8Code, Int8Code};
 
 /// [`max_queries`] in float32.
 const MAX_QUERIES: usize = 64;
@@ -251,76 +253,6 @@ impl<C: Code> CacheType for CacheCodes<C> {
                 kernel.accumulate(simd, tile, state);
             }
         }
-    }
-}
-
-/// A type of codes.
-trait Code: Copy {
-    const IS_INTEGER: bool;
-    /// The codes in byte `index` of each lane, as float32.
-    fn widen<S: Simd>(simd: S, four: S::Ints, index: u32) -> S::V;
-}
-
-#[derive(Clone, Copy)]
-struct Int8Code;
-impl Code for Int8Code {
-    const IS_INTEGER: bool = true;
-    #[inline(always)]
-    fn widen<S: Simd>(simd: S, four: S::Ints, index: u32) -> S::V {
-        simd.to_floats(simd.move_signed(four, 24 - 8 * index, 24))
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Fp8Code;
-impl Code for Fp8Code {
-    const IS_INTEGER: bool = false;
-    #[inline(always)]
-    fn widen<S: Simd>(simd: S, four: S::Ints, index: u32) -> S::V {
-        // The sign, exponent and mantissa go to their places in a float32, whose exponents count from 127 and not 7.
-        let bits = simd.int_bits(simd.move_signed(four, 24 - 8 * index, 4), 0, 0x87f0_0000);
-        simd.mul(simd.as_floats(bits), simd.splat(f32::from_bits((127 + 127 - 7) << 23)))
-    }
-}
-
-/// Element type of the KV cache, if each element is stored by itself.
-trait CacheElement: Copy {
-    const BYTES: usize;
-    /// # Safety
-    /// Sixteen elements can be read at `at`.
-    unsafe fn widen<S: Simd>(self, simd: S, at: *const u8) -> S::V;
-}
-
-#[derive(Clone, Copy)]
-struct CacheF32;
-impl CacheElement for CacheF32 {
-    const BYTES: usize = 4;
-    #[inline(always)]
-    unsafe fn widen<S: Simd>(self, simd: S, at: *const u8) -> S::V {
-        // SAFETY: the caller's promise.
-        unsafe { simd.load(at.cast()) }
-    }
-}
-
-#[derive(Clone, Copy)]
-struct CacheF16;
-impl CacheElement for CacheF16 {
-    const BYTES: usize = 2;
-    #[inline(always)]
-    unsafe fn widen<S: Simd>(self, simd: S, at: *const u8) -> S::V {
-        // SAFETY: the caller's promise.
-        unsafe { simd.load_f16(at.cast()) }
-    }
-}
-
-#[derive(Clone, Copy)]
-struct CacheBf16;
-impl CacheElement for CacheBf16 {
-    const BYTES: usize = 2;
-    #[inline(always)]
-    unsafe fn widen<S: Simd>(self, simd: S, at: *const u8) -> S::V {
-        // SAFETY: the caller's promise.
-        unsafe { simd.load_bf16(at.cast()) }
     }
 }
 

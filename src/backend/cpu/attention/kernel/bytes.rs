@@ -13,7 +13,8 @@ use super::super::super::simd::{LANES, Simd};
 use super::super::code_groups::{LARGEST_QUERY, QUERY_BASE, SMALLEST};
 use super::super::unit::TILE;
 use super::codes::TileCodes;
-use super::{CacheCodes, Code, SoftmaxState, UnitKernel};
+use super::elements::Code;
+use super::{CacheCodes, SoftmaxState, UnitKernel};
 
 const WEIGHT_BITS: u32 = 7;
 const WEIGHT_BASE: f32 = (1 << WEIGHT_BITS) as f32;

@@ -4,7 +4,8 @@ use super::super::super::kv_codes;
 use super::super::super::simd::{LANES, Simd};
 use super::super::code_groups::{self, GatheredGroup, GroupCodes};
 use super::super::unit::TILE;
-use super::{CacheCodes, Code, UnitKernel};
+use super::elements::Code;
+use super::{CacheCodes, UnitKernel};
 
 /// The groups of a tile.
 pub(super) type TileCodes = [GroupCodes; TILE / LANES];
