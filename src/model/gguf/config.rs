@@ -346,3 +346,32 @@ fn dtype<'t>(tensors: impl Iterator<Item = &'t GgufWeights>, arch: &str) -> &'st
         "bfloat16"
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pagetide_backend::quant::QuantFormat;
+
+    #[test]
+    fn the_precision_is_that_of_matrices_which_are_not_quantised() {
+        let precision = |formats: &[WeightFormat], arch: &str| {
+            let matrix = |format: &WeightFormat| GgufWeights {
+                name: String::new(),
+                format: *format,
+                shape: vec![32, 32],
+                range: 0..0,
+            };
+            let norm = GgufWeights { shape: vec![32], ..matrix(&DType::F32.into()) };
+            let tensors: Vec<_> = formats.iter().map(matrix).chain([norm]).collect();
+            dtype(tensors.iter(), arch)
+        };
+        let q4_k = WeightFormat::Quantized(QuantFormat::Q4_K);
+        let [f32, f16, bf16] = [DType::F32, DType::F16, DType::BF16].map(WeightFormat::from);
+        assert_eq!(precision(&[f32, f32], "llama"), "float32");
+        assert_eq!(precision(&[q4_k], "llama"), "bfloat16");
+        assert_eq!(precision(&[q4_k, f32], "llama"), "bfloat16");
+        assert_eq!(precision(&[q4_k, f16], "llama"), "float16");
+        assert_eq!(precision(&[f16, bf16], "llama"), "bfloat16");
+        assert_eq!(precision(&[q4_k, f16], "gemma3"), "bfloat16");
+    }
+}
