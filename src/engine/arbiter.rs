@@ -4,6 +4,9 @@
 //! A victim can store all of its KV in the swap pool, a part of it, or nothing. The arbiter compares the time of the
 //! copies (out now and in later, behind the copies that are queued) with the time of computing tokens again. The cost
 //! of a token is the scheduler's estimate ([`StepTimeModel::prompt_seconds`]). The cost of a block is learned here.
+//!
+//! Only copies that are made tell what copies cost. So copies that are expected to be slower are made now and then:
+//! otherwise one slow copy, as the first ones are while the swap pool's memory is touched, would be the last.
 
 use crate::plan::{CopiesDone, CopyReport};
 use crate::step_time::StepTimeModel;
@@ -12,6 +15,9 @@ use serde::{Deserialize, Serialize};
 
 /// The weight of a measured block decays by this factor with each later block, so about the last hundred count.
 const MEMORY: f64 = 0.99;
+
+/// The part of the time of computing tokens again that may be lost to copies that are only made to measure them.
+const TRIAL_SHARE: f64 = 0.02;
 
 /// What happens to a victim's KV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -50,6 +56,9 @@ pub struct CopyCosts {
     /// To the swap pool, and to the device.
     directions: [Seconds; 2],
     queued_blocks: usize,
+    /// Seconds that the next trial may lose.
+    #[serde(default)]
+    trial_s: f64,
 }
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
@@ -97,6 +106,21 @@ impl CopyCosts {
     pub fn swap_in_seconds(&self, num_blocks: usize) -> f64 {
         let [_, back] = self.block_seconds();
         (self.queued_blocks + num_blocks) as f64 * back
+    }
+
+    /// Whether to copy what is expected to take `copy_s` to copy and `compute_s` to compute: where copying is no slower,
+    /// and as a trial where the time computed since the last one has paid for it.
+    pub fn prefers_copies(&mut self, copy_s: f64, compute_s: f64) -> bool {
+        let lost_s = copy_s - compute_s;
+        if lost_s <= 0.0 {
+            return true;
+        }
+        self.trial_s += TRIAL_SHARE * compute_s;
+        let is_trial = self.trial_s >= lost_s;
+        if is_trial {
+            self.trial_s = 0.0;
+        }
+        is_trial
     }
 
     /// Chooses the way that brings a victim's KV back soonest. With equal costs it swaps.
@@ -180,6 +204,19 @@ mod tests {
         assert_eq!(choice(&costs, 1600, 0, 2e-5), Choice::Recompute);
         costs.clear_queue();
         assert_eq!(choice(&costs, 1600, 0, 2e-5), Choice::Swap);
+    }
+
+    /// Copies that were slow once, and are fast now, are made again.
+    #[test]
+    fn slow_copies_are_tried_again() {
+        for slower in [1.1, 2.0, 10.0] {
+            let mut costs = CopyCosts::default();
+            let num_computed = (0..1000).take_while(|_| !costs.prefers_copies(slower, 1.0)).count() as f64;
+            let lost_s = slower - 1.0;
+            assert!((num_computed - lost_s / TRIAL_SHARE).abs() <= 1.0, "{num_computed} before a trial of {lost_s} s");
+            assert!(!costs.prefers_copies(slower, 1.0), "each trial is paid for");
+            assert!(costs.prefers_copies(1.0, 1.0));
+        }
     }
 
     #[test]

@@ -57,7 +57,12 @@ impl Scheduler {
             PreemptionMode::Recompute => Choice::Recompute,
             PreemptionMode::Auto => {
                 let victim = VictimKv { num_tokens: seq.num_computed, block_size, num_backed: seq.num_backed };
-                let decision = self.tiers.costs.decide(seq.rank.request, &victim, &self.estimates.step_times);
+                let mut decision = self.tiers.costs.decide(seq.rank.request, &victim, &self.estimates.step_times);
+                if decision.choice == Choice::Recompute
+                    && self.tiers.costs.prefers_copies(decision.swap_s, decision.recompute_s)
+                {
+                    decision.choice = Choice::Swap;
+                }
                 self.planning.report.decisions.push(decision);
                 decision.choice
             }

@@ -130,12 +130,14 @@ impl Tiers {
         admit.map(|admit| find(&admit.hashes, usable(!admit.held.is_empty(), admit.usable_hashes))).collect()
     }
 
-    /// Completes the demand by the swap pool's answers. Blocks that are sooner computed are not fetched.
-    pub fn found(&self, demand: &mut Demand, held: Vec<Vec<bool>>, block_size: usize, step_times: &StepTimeModel) {
+    /// Completes the demand by the swap pool's answers. Blocks that are sooner computed are not fetched, except to
+    /// measure copies again.
+    pub fn found(&mut self, demand: &mut Demand, held: Vec<Vec<bool>>, block_size: usize, step_times: &StepTimeModel) {
         for (admit, held) in demand.urgent.iter_mut().chain(&mut demand.admit).zip(held) {
             let num_held = held.iter().filter(|held| **held).count();
             let compute_s = step_times.prompt_seconds(num_held * block_size, 0);
-            if num_held > 0 && self.costs.swap_in_seconds(num_held) <= compute_s {
+            let copy_s = self.costs.swap_in_seconds(num_held);
+            if num_held > 0 && self.costs.prefers_copies(copy_s, compute_s) {
                 admit.num_held_tokens = held.len() * block_size;
                 admit.held = held;
             }
