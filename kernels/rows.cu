@@ -293,6 +293,36 @@ KERNEL(ROW_THREADS, activation, ActivationParams) {
     activate_row(p.kind, p.gated, p.x + row * p.cols * (p.gated ? 2 : 1), p.out + row * p.cols, p.cols, i);
 }
 
+// --- shared experts
+
+struct AddGatedParams {
+    const BatchHeader* batch;
+    const scalar* x;     // [rows, x_cols]
+    const float* gate;   // [x_cols]
+    const scalar* from;  // [rows, cols]
+    scalar* out;         // [rows, cols]
+    uint32_t x_cols;
+    uint32_t cols;
+};
+
+// out += sigmoid(x · gate) * from. grid: rows; dynamic shared memory: 32 floats
+KERNEL(ROW_THREADS, add_gated, AddGatedParams) {
+    DYNAMIC_SHARED(shared);
+    const uint64_t row = blockIdx.x;
+    if (row >= p.batch->num_rows) {
+        return;
+    }
+    float sum = 0.0f;
+    for (uint32_t i = threadIdx.x; i < p.x_cols; i += blockDim.x) {
+        sum += to_float(p.x[row * p.x_cols + i]) * p.gate[i];
+    }
+    const float part = 1.0f / (1.0f + expf(-reduce_block<Sum>(sum, reinterpret_cast<float*>(shared))));
+    for (uint32_t i = threadIdx.x; i < p.cols; i += blockDim.x) {
+        const uint64_t at = row * p.cols + i;
+        p.out[at] = from_float<scalar>(to_float(p.out[at]) + part * to_float(p.from[at]));
+    }
+}
+
 // --- moving rows
 
 struct GatherParams {

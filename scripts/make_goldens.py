@@ -117,11 +117,12 @@ Llama, Mistral, Qwen2, Qwen3, Opt = (
     transformers.Qwen3Config,
     transformers.OPTConfig,
 )
-Gemma2, Gemma3, Phi3, Mixtral, Qwen3Moe, Gpt2 = (
+Gemma2, Gemma3, Phi3, Mixtral, Qwen2Moe, Qwen3Moe, Gpt2 = (
     transformers.Gemma2Config,
     transformers.Gemma3TextConfig,
     transformers.Phi3Config,
     transformers.MixtralConfig,
+    transformers.Qwen2MoeConfig,
     transformers.Qwen3MoeConfig,
     transformers.GPT2Config,
 )
@@ -298,6 +299,30 @@ VARIANTS = {
     "mixtral-window": Variant(
         Mixtral, experts(num_local_experts=3, num_experts_per_tok=1, sliding_window=16), dtype=torch.bfloat16
     ),
+    "qwen2-moe": Variant(
+        Qwen2Moe,
+        experts(
+            num_experts=5, num_experts_per_tok=2, moe_intermediate_size=24, shared_expert_intermediate_size=40
+        ),
+        extra={"num_experts": 5},
+    ),
+    "qwen2-moe-bf16": Variant(
+        Qwen2Moe,
+        experts(
+            num_hidden_layers=3,
+            mlp_only_layers=[1],
+            num_experts=4,
+            num_experts_per_tok=3,
+            moe_intermediate_size=20,
+            shared_expert_intermediate_size=56,
+            norm_topk_prob=True,
+            qkv_bias=False,
+            tie_word_embeddings=True,
+        ),
+        extra={"num_experts": 4},
+        old_spelling=True,
+        dtype=torch.bfloat16,
+    ),
     "qwen3-moe": Variant(
         Qwen3Moe,
         experts(
@@ -432,7 +457,8 @@ def write_checkpoint(model, variant, folder):
 
 def published_experts(state, model_type):
     """Each expert's matrices by themselves, as checkpoints have them; transformers 5 holds them in one tensor."""
-    names = {"mixtral": ("w1", "w3", "w2"), "qwen3_moe": ("gate_proj", "up_proj", "down_proj")}.get(model_type)
+    qwen = ("gate_proj", "up_proj", "down_proj")
+    names = {"mixtral": ("w1", "w3", "w2"), "qwen2_moe": qwen, "qwen3_moe": qwen}.get(model_type)
     published = {}
     for name, tensor in state.items():
         scope = name.replace(".mlp.", ".block_sparse_moe.") if model_type == "mixtral" else name

@@ -28,6 +28,7 @@ fn any_company_in_half_precision() {
         ("llama-f16", DType::F16),
         ("gemma3", DType::BF16),
         ("gpt2", DType::BF16),
+        ("qwen2-moe-bf16", DType::BF16),
         ("qwen3-moe", DType::BF16),
     ] {
         let model = GoldenModel::of(model);
@@ -119,6 +120,8 @@ goldens! {
     phi3_longrope_short: "phi3-longrope-short",
     qwen2: "qwen2",
     qwen2_layer_types: "qwen2-layer-types",
+    qwen2_moe: "qwen2-moe",
+    qwen2_moe_bf16: "qwen2-moe-bf16",
     qwen2_rope_yarn: "qwen2-rope-yarn",
     qwen2_window: "qwen2-window",
     qwen3: "qwen3",

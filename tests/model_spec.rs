@@ -373,6 +373,37 @@ fn qwen3_30b_a3b() -> Value {
     })
 }
 
+fn qwen1_5_moe_a2_7b() -> Value {
+    json!({
+        "architectures": ["Qwen2MoeForCausalLM"], "bos_token_id": 151643, "decoder_sparse_step": 1,
+        "eos_token_id": 151643, "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 5632,
+        "max_position_embeddings": 8192, "max_window_layers": 21, "model_type": "qwen2_moe",
+        "moe_intermediate_size": 1408, "norm_topk_prob": false, "num_attention_heads": 16, "num_experts": 60,
+        "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 16, "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0, "shared_expert_intermediate_size": 5632, "sliding_window": 32768,
+        "tie_word_embeddings": false, "torch_dtype": "bfloat16", "use_sliding_window": false, "vocab_size": 151936,
+    })
+}
+
+#[test]
+fn shared_experts() {
+    let spec = configured(qwen1_5_moe_a2_7b());
+    assert_eq!(spec.num_parameters(), 14_315_784_192);
+    assert!(spec.attention.qkv_bias && !spec.attention.out_bias);
+    let experts = spec.experts.unwrap();
+    assert_eq!((experts.num_experts, experts.num_chosen, experts.renormalize), (60, 4, false));
+    assert_eq!((experts.intermediate_size, experts.shared_intermediate_size), (1408, Some(5632)));
+
+    let windowed = json!({"use_sliding_window": true});
+    refused(with(qwen1_5_moe_a2_7b(), windowed), "use_sliding_window: needs layer_types");
+    let layers: Vec<_> = (0..24).map(|i| if i % 2 == 0 { "sliding_attention" } else { "full_attention" }).collect();
+    let windowed = json!({"use_sliding_window": true, "sliding_window": 64, "layer_types": layers});
+    let windows = configured(with(qwen1_5_moe_a2_7b(), windowed)).windows;
+    assert_eq!(windows[..3], [Some(64), None, Some(64)]);
+    let wide = json!({"shared_expert_intermediate_size": 1 << 30});
+    refused(with(qwen1_5_moe_a2_7b(), wide), "shared expert's intermediate size: 1073741824 is not in");
+}
+
 #[test]
 fn experts() {
     let spec = configured(mixtral_8x7b());
@@ -393,10 +424,11 @@ fn experts() {
 
     refused(with(mixtral_8x7b(), json!({"num_experts_per_tok": 9})), "num_experts_per_tok: 9 of 8 experts");
     let shared = json!({"shared_expert_intermediate_size": 512});
-    refused(with(qwen3_30b_a3b(), shared), "shared_expert_intermediate_size: shared experts are not supported");
+    refused(with(qwen3_30b_a3b(), shared), "shared_expert_intermediate_size: shared experts are supported in");
     let too_high = json!({"mlp_only_layers": [48]});
     refused(with(qwen3_30b_a3b(), too_high), "mlp_only_layers: [48] is not a list of whole numbers below 48");
-    refused(llama(json!({"architectures": ["Qwen2MoeForCausalLM"]})), "the model Qwen2MoeForCausalLM is not supported");
+    let other = json!({"architectures": ["DeepseekV2ForCausalLM"]});
+    refused(llama(other), "the model DeepseekV2ForCausalLM is not supported");
 }
 
 #[test]

@@ -413,6 +413,13 @@ impl Backend for CudaBackend {
         must(kernels.mix(self.rows(), &ExpertsCall { shape, experts, work, x, out }));
     }
 
+    fn add_gated(&mut self, x: &CudaTensor, gate: &CudaVector, from: &CudaTensor, out: &mut CudaTensor) {
+        let rows = self.rows();
+        x.check(rows.num_rows, gate.len);
+        out.check(rows.num_rows, from.cols);
+        must(self.kernels.add_gated(rows, x, gate.float.ptr(), from, out));
+    }
+
     fn gather_rows(&mut self, x: &CudaTensor, first: usize, num_rows: usize, out: &mut CudaTensor) {
         let num_rows = self.step.graph.map_or(num_rows, |key| key.num_rows);
         out.check(num_rows, x.cols);

@@ -219,6 +219,9 @@ pub trait Backend {
         work: &mut Self::ExpertsWorkspace,
         out: &mut Self::Tensor,
     );
+    /// `out[row] += sigmoid(x[row] · gate) · from[row]` for `gate: [cols of x]`: a shared expert, whose part in a row its
+    /// gate decides.
+    fn add_gated(&mut self, x: &Self::Tensor, gate: &Self::Vector, from: &Self::Tensor, out: &mut Self::Tensor);
     /// `out[i] = x[logit_rows[first + i]]` for `i < num_rows`.
     fn gather_rows(&mut self, x: &Self::Tensor, first: usize, num_rows: usize, out: &mut Self::Tensor);
     /// Computes `x[0..num_rows] · wᵀ`, `[num_rows, vocab]` in float32. The logits stay on the device and replace the

@@ -307,6 +307,10 @@ impl<B: Countable> Backend for Profiled<B> {
         counted.flops += 2 * (self.rows * of_row) as u64;
         self.step[StepPhase::Experts as usize].work += counted;
     }
+    fn add_gated(&mut self, x: &B::Tensor, gate: &B::Vector, from: &B::Tensor, out: &mut B::Tensor) {
+        let work = self.rows_of([x, from, out, out]);
+        self.timed(StepPhase::Experts, work, |inner| inner.add_gated(x, gate, from, out));
+    }
     fn gather_rows(&mut self, x: &B::Tensor, first: usize, num_rows: usize, out: &mut B::Tensor) {
         let (cols, element_bytes) = B::tensor_size(x);
         let work = OperationWork {

@@ -5,7 +5,7 @@ use crate::quantized::Conversions;
 use crate::rope;
 use crate::spec::{ModelSpec, NormPlacement, PositionSpec, RopeSpec};
 use crate::tally::WeightTally;
-use crate::weights::{LinearLayer, Mlp, Weights, WeightsProgress};
+use crate::weights::{LinearLayer, Mlp, SharedExpert, Weights, WeightsProgress};
 use pagetide_backend::profile::StepPhase;
 use pagetide_backend::{Backend, Batch, DType, ExpertsShape, Heads, KvLayout, Norm, TensorRole};
 use pagetide_base::error::StartError;
@@ -39,8 +39,19 @@ struct DecoderWorkspace<B: Backend> {
     gated: Option<B::Tensor>,
     /// The workspace of layers with experts.
     experts: Option<(ExpertsShape, B::ExpertsWorkspace)>,
+    shared_expert: Option<SharedExpertWorkspace<B>>,
     /// `[logit rows, embed]`
     gathered: B::Tensor,
+}
+
+/// The activations of a shared expert.
+struct SharedExpertWorkspace<B: Backend> {
+    /// `[rows, 2 * intermediate]`
+    up: B::Tensor,
+    /// `[rows, intermediate]`
+    gated: B::Tensor,
+    /// `[rows, hidden]`
+    out: B::Tensor,
 }
 
 impl<B: Backend> Decoder<B> {
@@ -190,7 +201,7 @@ impl<B: Backend> Decoder<B> {
 
     fn mlp(&mut self, backend: &mut B, layer: usize) {
         let (weights, kind) = (&self.weights.layers[layer], self.spec.mlp.activation);
-        let DecoderWorkspace { up: up_out, gated, experts: experts_work, .. } = &mut self.work;
+        let DecoderWorkspace { up: up_out, gated, experts: experts_work, shared_expert, .. } = &mut self.work;
 
         let x = self.residual.enter(backend, &weights.mlp_norm);
         match (&weights.mlp, experts_work) {
@@ -209,11 +220,18 @@ impl<B: Backend> Decoder<B> {
                 };
                 self.residual.add(backend, StepPhase::Down, activated, down);
             }
-            (Mlp::Sparse(experts), Some((shape, work))) => {
+            (Mlp::Sparse { experts, shared }, Some((shape, work))) => {
                 let (x, delta) = self.residual.sublayer();
                 backend.mix_experts(x, experts, shape, work, delta);
+                if let (Some(SharedExpert { up, down, gate }), Some(work)) = (shared, shared_expert) {
+                    backend.mark(StepPhase::Up);
+                    backend.gated_linear(x, &up.weight, None, kind, &mut work.up, &mut work.gated);
+                    backend.mark(StepPhase::Down);
+                    backend.linear(&work.gated, &down.weight, None, &mut work.out);
+                    backend.add_gated(x, gate, &work.out, delta);
+                }
             }
-            (Mlp::Sparse(_), None) => unreachable!("the workspace is made for models with experts"),
+            (Mlp::Sparse { .. }, None) => unreachable!("the workspace is made for models with experts"),
         }
         self.residual.leave(backend, &weights.mlp_norm, weights.mlp_post_norm.as_ref());
     }
@@ -397,6 +415,14 @@ impl<B: Backend> DecoderWorkspace<B> {
         });
         let tensor = |cols, role| backend.tensor(max_rows, cols, role);
         let only = |condition: bool, cols, role| condition.then(|| tensor(cols, role)).transpose();
+        let shared_width = spec.experts.as_ref().and_then(|experts| experts.shared_intermediate_size);
+        let shared_expert = shared_width.map(|width| {
+            Ok::<_, StartError>(SharedExpertWorkspace {
+                up: tensor(2 * width, TensorRole::Unfused)?,
+                gated: tensor(width, TensorRole::Operand(operand))?,
+                out: tensor(spec.hidden_size, TensorRole::Activation)?,
+            })
+        });
         let (qkv, attended) = (attention.num_heads + 2 * attention.num_kv_heads, attention.num_heads);
         Ok(Self {
             embedding: only(spec.embed_size != spec.hidden_size, spec.embed_size, TensorRole::Activation)?,
@@ -408,6 +434,7 @@ impl<B: Backend> DecoderWorkspace<B> {
             },
             gated: only(mlp.gated, mlp.intermediate_size, TensorRole::Operand(operand))?,
             experts: experts.transpose()?,
+            shared_expert: shared_expert.transpose()?,
             gathered: backend.tensor(max_logit_rows, spec.embed_size, TensorRole::Activation)?,
         })
     }

@@ -165,6 +165,10 @@ impl Backend for DryBackend {
         unreachable!("{COMPUTES_NOTHING}")
     }
 
+    fn add_gated(&mut self, (): &(), (): &(), (): &(), (): &mut ()) {
+        unreachable!("{COMPUTES_NOTHING}")
+    }
+
     fn gather_rows(&mut self, (): &(), _: usize, _: usize, (): &mut ()) {
         unreachable!("{COMPUTES_NOTHING}")
     }

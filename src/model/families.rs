@@ -28,6 +28,7 @@ const SUPPORTED: &[(&str, &str, Family)] = &[
     ("LLaMAForCausalLM", "llama", Family::Llama),
     ("MistralForCausalLM", "mistral", Family::Mistral),
     ("Qwen2ForCausalLM", "qwen2", Family::Qwen2),
+    ("Qwen2MoeForCausalLM", "qwen2_moe", Family::Qwen2Moe),
     ("Qwen3ForCausalLM", "qwen3", Family::Qwen3),
     ("Qwen3MoeForCausalLM", "qwen3_moe", Family::Qwen3Moe),
     ("MixtralForCausalLM", "mixtral", Family::Mixtral),
@@ -40,10 +41,11 @@ const SUPPORTED: &[(&str, &str, Family)] = &[
 ];
 
 const SUPPORTED_FAMILIES: &str = "supported are Llama 1 to 3 (LlamaForCausalLM), Mistral (MistralForCausalLM), Mixtral \
-                                  (MixtralForCausalLM), Qwen2 and 2.5 (Qwen2ForCausalLM), Qwen3 (Qwen3ForCausalLM, \
-                                  Qwen3MoeForCausalLM), Phi-3 and Phi-4 (Phi3ForCausalLM), Gemma 2 \
-                                  (Gemma2ForCausalLM), the text part of Gemma 3 (Gemma3ForCausalLM, \
-                                  Gemma3ForConditionalGeneration), OPT (OPTForCausalLM) and GPT-2 (GPT2LMHeadModel)";
+                                  (MixtralForCausalLM), Qwen2 and 2.5 (Qwen2ForCausalLM, \
+                                  Qwen2MoeForCausalLM), Qwen3 (Qwen3ForCausalLM, Qwen3MoeForCausalLM), Phi-3 and \
+                                  Phi-4 (Phi3ForCausalLM), Gemma 2 (Gemma2ForCausalLM), the text part of Gemma 3 \
+                                  (Gemma3ForCausalLM, Gemma3ForConditionalGeneration), OPT (OPTForCausalLM) and GPT-2 \
+                                  (GPT2LMHeadModel)";
 
 impl Family {
     /// Its `model_type` in config.json.

@@ -30,6 +30,9 @@ pub(super) struct TensorNames {
     /// Within `EXPERTS.N.`: gate, up and down of an expert.
     pub experts: &'static str,
     pub of_expert: [&'static str; 3],
+    /// Gate, up and down of the shared expert, and the gate of its part in a row.
+    pub shared_expert: [&'static str; 3],
+    pub shared_expert_gate: &'static str,
     /// The matrices of the layers are stored as `[in, out]`.
     pub transposed: bool,
     /// The vocabulary product, which has no prefix.
@@ -73,6 +76,8 @@ const LLAMA: TensorNames = TensorNames {
     router: "mlp.gate",
     experts: "mlp.experts",
     of_expert: ["gate_proj", "up_proj", "down_proj"],
+    shared_expert: ["mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj", "mlp.shared_expert.down_proj"],
+    shared_expert_gate: "mlp.shared_expert_gate",
     transposed: false,
     lm_head: "lm_head",
     stacked_experts: false,
@@ -149,6 +154,8 @@ const GGUF: TensorNames = TensorNames {
     router: "ffn_gate_inp",
     experts: "",
     of_expert: ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"],
+    shared_expert: ["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"],
+    shared_expert_gate: "ffn_gate_inp_shexp",
     transposed: false,
     lm_head: "output",
     stacked_experts: true,
@@ -175,7 +182,9 @@ impl TensorNames {
 
     fn of_transformers(family: Family) -> &'static Self {
         match family {
-            Family::Llama | Family::Mistral | Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe => &LLAMA,
+            Family::Llama | Family::Mistral | Family::Qwen2 | Family::Qwen2Moe | Family::Qwen3 | Family::Qwen3Moe => {
+                &LLAMA
+            }
             Family::Mixtral => &MIXTRAL,
             Family::Phi3 => &PHI3,
             Family::Gemma2 | Family::Gemma3 => &GEMMA,

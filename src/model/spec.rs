@@ -12,6 +12,7 @@ pub enum Family {
     Mistral,
     Qwen2,
     Qwen3,
+    Qwen2Moe,
     Qwen3Moe,
     Mixtral,
     Phi3,
@@ -148,6 +149,8 @@ pub struct ExpertsSpec {
     /// Number of experts per token.
     pub num_chosen: usize,
     pub intermediate_size: usize,
+    /// Width of the expert that all tokens go through, beside those that are chosen.
+    pub shared_intermediate_size: Option<usize>,
     /// The weights of the chosen experts are divided by their sum.
     pub renormalize: bool,
     /// `[num_layers]`: the layers with experts.
@@ -191,8 +194,10 @@ impl ModelSpec {
     /// Rejects impossible sizes before memory is allocated for them.
     pub fn check_sizes(&self) -> Result<(), StartError> {
         let AttentionSpec { num_heads, head_dim, .. } = self.attention;
+        let experts = self.experts.as_ref();
         let (num_experts, expert_width) =
-            self.experts.as_ref().map_or((1, 1), |experts| (experts.num_experts, experts.intermediate_size));
+            experts.map_or((1, 1), |experts| (experts.num_experts, experts.intermediate_size));
+        let shared_width = experts.and_then(|experts| experts.shared_intermediate_size).unwrap_or(1);
         let heads_width = num_heads.saturating_mul(head_dim);
         let sizes = [
             ("layers", self.num_layers(), MAX_LAYERS),
@@ -201,6 +206,7 @@ impl ModelSpec {
             ("embedding size", self.embed_size, MAX_HIDDEN),
             ("intermediate size", self.mlp.intermediate_size, MAX_INTERMEDIATE),
             ("experts' intermediate size", expert_width, MAX_INTERMEDIATE),
+            ("shared expert's intermediate size", shared_width, MAX_INTERMEDIATE),
             ("experts", num_experts, MAX_EXPERTS),
             ("attention heads times head size", heads_width, MAX_HEADS_WIDTH),
         ];
@@ -339,7 +345,9 @@ impl ModelSpec {
         let (MlpSpec { intermediate_size, gated, bias, .. }, hidden) = (&self.mlp, self.hidden_size as u128);
         if let Some(experts) = self.experts.as_ref().filter(|experts| experts.layers[layer]) {
             let per_expert = 3 * experts.intermediate_size as u128 * hidden;
-            return (experts.num_experts as u128 * (hidden + per_expert), 0);
+            let shared = experts.shared_intermediate_size.map_or(0, |width| 3 * width as u128 * hidden);
+            let gate = if experts.shared_intermediate_size.is_some() { hidden } else { 0 };
+            return (experts.num_experts as u128 * (hidden + per_expert) + shared, gate);
         }
         let width = *intermediate_size as u128;
         let up = width * if *gated { 2 } else { 1 };

@@ -50,7 +50,20 @@ pub enum Mlp<B: Backend> {
         /// `[hidden, intermediate]`
         down: LinearLayer<B>,
     },
-    Sparse(Experts<B::Matrix, B::Matrices>),
+    Sparse {
+        experts: Experts<B::Matrix, B::Matrices>,
+        shared: Option<SharedExpert<B>>,
+    },
+}
+
+/// An expert that all rows go through.
+pub struct SharedExpert<B: Backend> {
+    /// `[2 * intermediate, hidden]`: gate and up.
+    pub up: LinearLayer<B>,
+    /// `[hidden, intermediate]`
+    pub down: LinearLayer<B>,
+    /// `[hidden]`: its output in a row is multiplied by the sigmoid of the row's product with this.
+    pub gate: B::Vector,
 }
 
 pub struct Weights<B: Backend> {
@@ -241,7 +254,13 @@ impl<'a, B: Backend> Loader<'a, B> {
             mlp_norm: self.norm(spec, names.mlp_norm)?,
             mlp_post_norm,
             mlp: match &spec.experts {
-                Some(experts) if experts.layers[layer] => Mlp::Sparse(self.experts(spec, experts)?),
+                Some(experts) if experts.layers[layer] => {
+                    let shared = experts.shared_intermediate_size;
+                    Mlp::Sparse {
+                        experts: self.experts(spec, experts)?,
+                        shared: shared.map(|width| self.shared_expert(width)).transpose()?,
+                    }
+                }
                 _ => self.mlp(spec)?,
             },
         })
@@ -270,6 +289,27 @@ impl<'a, B: Backend> Loader<'a, B> {
             up: self.matrices(count, &[(gate, width), (up, width)], hidden)?,
             down: self.matrices(count, &[(down, hidden)], width)?,
         })
+    }
+
+    fn shared_expert(&mut self, width: usize) -> Result<SharedExpert<B>, StartError> {
+        let (names, hidden) = (self.names, self.spec.hidden_size);
+        let [gate, up, down] = names.shared_expert;
+        Ok(SharedExpert {
+            up: self.gate_up(&[(gate, width), (up, width)], hidden, false)?,
+            down: self.linear(&[(down, hidden)], width, false)?,
+            gate: self.row_vector(names.shared_expert_gate, hidden)?,
+        })
+    }
+
+    /// A vector that checkpoints also store as a matrix of one row.
+    fn row_vector(&mut self, name: &str, cols: usize) -> Result<B::Vector, StartError> {
+        let full_name = self.full_name(name, "weight");
+        let is_matrix =
+            |checkpoint: &&Checkpoint| checkpoint.stored(&full_name).is_some_and(|stored| stored.shape.len() == 2);
+        let Some(checkpoint) = self.checkpoint.filter(is_matrix) else { return self.vector(&[(name, cols)], "weight") };
+        let vector = self.backend.vector(&[checkpoint.tensor(&full_name, &[1, cols])?])?;
+        self.finish_tensors(checkpoint, vec![full_name])?;
+        Ok(vector)
     }
 
     /// One matrix for each of `count` experts, from `parts` stacked vertically.

@@ -97,6 +97,7 @@ fn half_precision() {
         ("gemma2", DType::F16, 16, 0.05),
         ("gemma3", DType::F16, 16, 0.05),
         ("mixtral", DType::F16, 16, 0.05),
+        ("qwen2-moe", DType::F16, 16, 0.05),
         ("qwen3-moe-norm", DType::F16, 16, 0.05),
     ];
     parallel(0..cases.len() as u64, |i| {

@@ -227,6 +227,12 @@ fn run<H: Bench>(bench: &mut H, case: &Case) -> Vec<(&'static str, Vec<f32>)> {
         results.push((name, bench.values(if gated { &out } else { &x }, rows * cols)));
     }
 
+    let gate = vector(bench, cols, 21);
+    let [x, from] = [22, 23].map(|seed| tensor(bench, cols, TensorRole::Activation, seed));
+    let mut out = tensor(bench, cols, TensorRole::Activation, 24);
+    bench.backend().add_gated(&x, &gate, &from, &mut out);
+    results.push(("add_gated", bench.values(&out, rows * cols)));
+
     let shape = case.shape();
     let qkv_cols = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim;
     let mut qkv = tensor(bench, qkv_cols, TensorRole::Activation, 16);

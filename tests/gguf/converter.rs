@@ -61,6 +61,7 @@ impl SourceModel {
             "llama" | "mistral" | "mixtral" => "llama",
             "qwen2" => "qwen2",
             "qwen3" => "qwen3",
+            "qwen2_moe" => "qwen2moe",
             "qwen3_moe" => "qwen3moe",
             "gemma2" => "gemma2",
             "gemma3" | "gemma3_text" => "gemma3",
@@ -170,6 +171,7 @@ impl SourceModel {
             ("expert_count", self.size("num_local_experts").or(self.size("num_experts"))),
             ("expert_used_count", self.size("num_experts_per_tok")),
             ("expert_feed_forward_length", self.size("moe_intermediate_size")),
+            ("expert_shared_feed_forward_length", self.size("shared_expert_intermediate_size")),
         ] {
             writer = number.into_iter().fold(writer, |writer, number| writer.integer(&key(name), number));
         }
@@ -406,6 +408,10 @@ fn gguf_name(arch: &str, name: &str) -> String {
         "post_attention_layernorm" | "pre_feedforward_layernorm" | "ln_2" => "ffn_norm",
         "post_feedforward_layernorm" => "post_ffw_norm",
         "mlp.gate" | "block_sparse_moe.gate" => "ffn_gate_inp",
+        "mlp.shared_expert_gate" => "ffn_gate_inp_shexp",
+        "mlp.shared_expert.gate_proj" => "ffn_gate_shexp",
+        "mlp.shared_expert.up_proj" => "ffn_up_shexp",
+        "mlp.shared_expert.down_proj" => "ffn_down_shexp",
         "mlp.gate_proj" => "ffn_gate",
         "mlp.up_proj" | "mlp.gate_up_proj" | "mlp.c_fc" => "ffn_up",
         "mlp.down_proj" | "mlp.c_proj" => "ffn_down",

@@ -13,9 +13,9 @@ fn number(format: QuantFormat) -> u32 {
     (0..64).find(|number| weight_format(*number) == Some(WeightFormat::Quantized(format))).unwrap()
 }
 
-/// The blocks of a tensor, if it is a matrix that `choose` has a format for.
+/// The blocks of a tensor, if it is a matrix that `choose` has a format for. llama.cpp takes one row for a vector.
 fn blocks(choose: &Choose<'_>, name: &str, tensor: &PlainTensor) -> Option<(QuantFormat, Vec<u8>)> {
-    let cols = *tensor.shape.last().filter(|_| tensor.shape.len() > 1)?;
+    let cols = *tensor.shape.last().filter(|_| tensor.shape.len() > 1 && tensor.shape[0] > 1)?;
     let format = choose(name, cols).filter(|format| format.row_bytes(cols).is_some())?;
     let quantize = format.quantizer().unwrap();
     let of_block = |weights: &[f32]| {

@@ -177,6 +177,32 @@ fn activations_of_huge_inputs_end_well() {
 }
 
 #[test]
+fn gated_rows_are_added() {
+    for cols in [1, 16, 45, 1000] {
+        let mut numbers = Numbers::new(cols as u64);
+        let [x, from, out] = [(); 3].map(|()| numbers.vec(7 * cols));
+        let gate = numbers.vec(cols);
+        let wide = |x: &f32| f64::from(*x);
+        let rows = x.chunks_exact(cols).zip(from.chunks_exact(cols)).zip(out.chunks_exact(cols));
+        let expected: Vec<f64> = rows
+            .flat_map(|((x, from), out)| {
+                let dot: f64 = x.iter().zip(&gate).map(|(x, gate)| wide(x) * wide(gate)).sum();
+                let part = 1.0 / (1.0 + (-dot).exp());
+                out.iter().zip(from).map(move |(out, from)| wide(out) + part * wide(from))
+            })
+            .collect();
+        for isa in isas() {
+            let mut backend = backend(isa, 3);
+            let (x, from, mut out) =
+                (tensor(&backend, &x, cols), tensor(&backend, &from, cols), tensor(&backend, &out, cols));
+            backend.begin(&plain_batch(7));
+            backend.add_gated(&x, &vector(&backend, &gate), &from, &mut out);
+            assert_close(&out.as_slice()[..7 * cols], &expected, 1e-4, &format!("{isa}"));
+        }
+    }
+}
+
+#[test]
 fn rows_are_added_and_gathered() {
     let mut backend = backend(Isa::detect(), 2);
     let x: Vec<f32> = (0..12).map(|i| i as f32).collect();

@@ -122,6 +122,38 @@ pub(super) fn add_scaled(isa: Isa, x: &mut [f32], factor: f32, delta: &[f32]) {
     isa.run(AddScaledRow(x, factor, delta));
 }
 
+struct AddGatedRow<'a> {
+    x: &'a [f32],
+    gate: &'a [f32],
+    from: &'a [f32],
+    out: &'a mut [f32],
+}
+
+impl SimdKernel for AddGatedRow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Self { x, gate, from, out } = self;
+        let mut acc = simd.splat(0.0);
+        for (x, gate) in x.chunks(LANES).zip(gate.chunks(LANES)) {
+            // SAFETY: both chunks hold `x.len()` numbers.
+            unsafe {
+                let (a, b) = (simd.load_first(x.as_ptr(), x.len()), simd.load_first(gate.as_ptr(), x.len()));
+                acc = simd.mul_add(a, b, acc);
+            }
+        }
+        let part = 1.0 / (1.0 + (-simd.sum(acc)).exp());
+        AddScaledRow(out, part, from).run(simd);
+    }
+}
+
+/// `out += sigmoid(x · gate) · from` for one row.
+pub(super) fn add_gated(isa: Isa, x: &[f32], gate: &[f32], from: &[f32], out: &mut [f32]) {
+    assert_eq!(x.len(), gate.len(), "a gate's width");
+    isa.run(AddGatedRow { x, gate, from, out });
+}
+
 struct CapRow<'a> {
     x: &'a mut [f32],
     cap: f32,

@@ -95,6 +95,18 @@ struct ActivationParams {
 
 #[derive(Clone, Copy, NoUninit)]
 #[repr(C)]
+struct AddGatedParams {
+    batch: DevicePtr,
+    x: DevicePtr,
+    gate: DevicePtr,
+    from: DevicePtr,
+    out: DevicePtr,
+    x_cols: u32,
+    cols: u32,
+}
+
+#[derive(Clone, Copy, NoUninit)]
+#[repr(C)]
 struct GatherParams {
     batch: DevicePtr,
     x: FloatOrScalar,
@@ -181,6 +193,7 @@ pub(super) struct RowKernels {
     head_norm: KernelId,
     rope_and_write_kv: KernelId,
     activation: KernelId,
+    add_gated: KernelId,
     gather_rows: KernelId,
     cap_logits: KernelId,
     narrow: KernelId,
@@ -211,6 +224,7 @@ impl RowKernels {
             head_norm: kernel("head_norm")?,
             rope_and_write_kv: kernel("rope_and_write_kv")?,
             activation: kernel("activation")?,
+            add_gated: kernel("add_gated")?,
             gather_rows: kernel("gather_rows")?,
             cap_logits: kernel("cap_logits")?,
             narrow: kernel("narrow")?,
@@ -223,7 +237,8 @@ impl RowKernels {
         if grid.contains(&0) {
             return Ok(());
         }
-        let shared_bytes = if kernel == self.add_norm { REDUCE_BYTES } else { 0 };
+        let reduces = kernel == self.add_norm || kernel == self.add_gated;
+        let shared_bytes = if reduces { REDUCE_BYTES } else { 0 };
         let grid = Grid { blocks: [grid[0] as u32, grid[1] as u32, 1], threads, shared_bytes };
         // SAFETY: the structs are those that the kernels expect. The callers of the methods pass addresses of tensors
         // that live as long as the backend and have the sizes that the methods state.
@@ -336,6 +351,27 @@ impl RowKernels {
             ActivationParams { batch: rows.header, x, out: out.ptr(), cols, kind, gated: u32::from(gated), padding: 0 };
         let per_block = ROW_THREADS as usize * 16 / out.dtype.size_bytes();
         self.launch(self.activation, [rows.num_rows, out.cols.div_ceil(per_block)], ROW_THREADS, &params)
+    }
+
+    /// `out[row] += sigmoid(x[row] · gate) · from[row]`. The gate is `[cols of x]` float32, the others are scalars.
+    pub fn add_gated(
+        &self,
+        rows: BatchRows,
+        x: &CudaTensor,
+        gate: DevicePtr,
+        from: &CudaTensor,
+        out: &CudaTensor,
+    ) -> DeviceResult<()> {
+        let params = AddGatedParams {
+            batch: rows.header,
+            x: x.ptr(),
+            gate,
+            from: from.ptr(),
+            out: out.ptr(),
+            x_cols: x.cols as u32,
+            cols: out.cols as u32,
+        };
+        self.launch(self.add_gated, [rows.num_rows, 1], ROW_THREADS, &params)
     }
 
     /// `out[i] = x[logit_rows[first + i]]` for `i < num_rows`.

@@ -1,4 +1,4 @@
-//! The experts of Mixtral and of Qwen3's sparse models.
+//! The experts of Mixtral and of Qwen's sparse models.
 
 use super::fields::Fields;
 use crate::spec::{ExpertsSpec, Family};
@@ -11,8 +11,17 @@ pub(super) fn experts(config: &Fields, family: Family, num_layers: usize) -> Res
             num_experts: config.size_or("num_local_experts", 8)?,
             num_chosen: config.size_or("num_experts_per_tok", 2)?,
             intermediate_size: config.size("intermediate_size")?,
+            shared_intermediate_size: None,
             renormalize: true,
             layers: vec![true; num_layers],
+        },
+        Family::Qwen2Moe => ExpertsSpec {
+            num_experts: config.size_or("num_experts", 60)?,
+            num_chosen: config.size_or("num_experts_per_tok", 4)?,
+            intermediate_size: config.size_or("moe_intermediate_size", 1408)?,
+            shared_intermediate_size: Some(config.size_or("shared_expert_intermediate_size", 5632)?),
+            renormalize: config.bool_or("norm_topk_prob", false)?,
+            layers: sparse_layers(config, num_layers)?,
         },
         Family::Qwen3Moe => ExpertsSpec {
             num_experts: match config.optional_size("num_experts")? {
@@ -21,6 +30,7 @@ pub(super) fn experts(config: &Fields, family: Family, num_layers: usize) -> Res
             },
             num_chosen: config.size_or("num_experts_per_tok", 8)?,
             intermediate_size: config.size_or("moe_intermediate_size", 768)?,
+            shared_intermediate_size: None,
             renormalize: config.bool_or("norm_topk_prob", false)?,
             layers: sparse_layers(config, num_layers)?,
         },
@@ -30,8 +40,12 @@ pub(super) fn experts(config: &Fields, family: Family, num_layers: usize) -> Res
         let problem = format!("{} of {} experts", spec.num_chosen, spec.num_experts);
         return Err(config.error("num_experts_per_tok", problem));
     }
-    if config.count_or("shared_expert_intermediate_size", 0)? > 0 || config.count_or("n_shared_experts", 0)? > 0 {
-        return Err(config.error("shared_expert_intermediate_size", "shared experts are not supported"));
+    let is_shared = |key| Ok::<_, StartError>(config.count_or(key, 0)? > 0);
+    if spec.shared_intermediate_size.is_none()
+        && (is_shared("shared_expert_intermediate_size")? || is_shared("n_shared_experts")?)
+    {
+        let problem = "shared experts are supported in Qwen2's sparse models only";
+        return Err(config.error("shared_expert_intermediate_size", problem));
     }
     Ok(Some(spec))
 }

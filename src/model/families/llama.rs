@@ -8,7 +8,7 @@ use crate::spec::{Family, MlpSpec, ModelSpec, PositionSpec};
 use pagetide_backend::DType;
 use pagetide_base::error::StartError;
 
-/// Llama, Mistral, Mixtral, Qwen2 and Qwen3: RMSNorm before sublayers, RoPE, and a gated MLP or experts.
+/// Llama, Mistral, Mixtral, Qwen2 and Qwen3, sparse or not: RMSNorm before sublayers, RoPE, and a gated MLP or experts.
 pub fn llama_like(config: &Fields, family: Family, dtype: DType) -> Result<ModelSpec, StartError> {
     let hidden_size = config.size("hidden_size")?;
     let num_layers = config.layers("num_hidden_layers")?;
@@ -28,6 +28,7 @@ pub fn llama_like(config: &Fields, family: Family, dtype: DType) -> Result<Model
     let (qkv_bias, out_bias) = match family {
         Family::Mistral | Family::Mixtral => (false, false),
         Family::Qwen2 => (true, false),
+        Family::Qwen2Moe => (config.bool_or("qkv_bias", true)?, false),
         _ => {
             let bias = config.bool_or("attention_bias", false)?;
             (bias, bias)
@@ -83,12 +84,19 @@ fn windows(config: &Fields, family: Family, num_layers: usize) -> Result<Vec<Opt
         Family::Qwen2 | Family::Qwen3 if config.bool_or("use_sliding_window", false)? => {
             (given(Some(4096))?, config.count_or("max_window_layers", 28)?)
         }
+        // Only `layer_types` says which of these layers have it: programs derive it in different ways.
+        Family::Qwen2Moe if config.bool_or("use_sliding_window", false)? => {
+            if config.get("layer_types").is_none() {
+                return Err(config.error("use_sliding_window", "needs layer_types for Qwen2's sparse models"));
+            }
+            (given(Some(4096))?, num_layers)
+        }
         _ => (None, num_layers),
     };
     let derived: Vec<_> = (0..num_layers).map(|layer| window.filter(|_| layer >= first_layer)).collect();
     let Some(listed) = listed_windows(config, window, num_layers)? else { return Ok(derived) };
     match family {
-        Family::Qwen2 | Family::Qwen3 => Ok(listed),
+        Family::Qwen2 | Family::Qwen2Moe | Family::Qwen3 => Ok(listed),
         // transformers ignores the list for these families, but other programs read it.
         _ if listed == derived => Ok(derived),
         _ => Err(config.error("layer_types", "contradicts sliding_window, which this family uses")),

@@ -10,10 +10,11 @@ use pagetide_base::error::StartError;
 use serde_json::{Map, Value, json};
 
 /// `(llama.cpp's name, architecture in config.json)`.
-const ARCHITECTURES: [(&str, &str); 8] = [
+const ARCHITECTURES: [(&str, &str); 9] = [
     ("llama", "LlamaForCausalLM"),
     ("qwen2", "Qwen2ForCausalLM"),
     ("qwen3", "Qwen3ForCausalLM"),
+    ("qwen2moe", "Qwen2MoeForCausalLM"),
     ("qwen3moe", "Qwen3MoeForCausalLM"),
     ("gemma2", "Gemma2ForCausalLM"),
     ("gemma3", "Gemma3ForCausalLM"),
@@ -192,6 +193,16 @@ impl<'m, 'v> Reader<'m, 'v> {
         }
         match self.arch {
             "llama" => self.llama(put)?,
+            "qwen2moe" => {
+                put("num_experts", json!(self.size("expert_count")?));
+                put("num_experts_per_tok", json!(self.size("expert_used_count")?));
+                // Without these keys, llama.cpp derives the widths from that of a dense MLP.
+                let (width, chosen) = (self.size("feed_forward_length")?, self.size("expert_used_count")?.max(1));
+                let of_expert = self.optional_size("expert_feed_forward_length")?.unwrap_or(width / chosen);
+                let of_shared = self.optional_size("expert_shared_feed_forward_length")?.unwrap_or(width);
+                put("moe_intermediate_size", json!(of_expert));
+                put("shared_expert_intermediate_size", json!(of_shared));
+            }
             "qwen3moe" => {
                 put("num_experts", json!(self.size("expert_count")?));
                 put("num_experts_per_tok", json!(self.size("expert_used_count")?));

@@ -319,6 +319,16 @@ impl Backend for CpuBackend {
         runner.mix(x.rows(rows), experts, shape, work, out.rows_mut(rows));
     }
 
+    fn add_gated(&mut self, x: &CpuTensor, gate: &CpuVector, from: &CpuTensor, out: &mut CpuTensor) {
+        assert_eq!(from.cols, out.cols, "a shared expert's width");
+        let (rows, width, cols) = (self.num_rows(), x.cols, from.cols);
+        let (x, from) = (x.rows(rows), from.rows(rows));
+        self.for_rows(out, |row, out| {
+            let (x, from) = (&x[row * width..][..width], &from[row * cols..][..cols]);
+            elementwise::add_gated(self.isa, x, gate.as_slice(), from, out);
+        });
+    }
+
     fn gather_rows(&mut self, x: &CpuTensor, first: usize, num_rows: usize, out: &mut CpuTensor) {
         assert_eq!(x.cols, out.cols, "the gathered rows' width");
         let (from, cols) = (x.rows(self.num_rows()), x.cols);
