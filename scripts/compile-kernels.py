@@ -1,124 +1,186 @@
 #!/usr/bin/env python3
-"""Compiles every listed specialisation of the kernels with nvcc, as an ahead-of-time build would, and prints a table of
-their registers and shared memory. Fails if one does not compile, gives a warning, or has an attention kernel that spills.
+"""Compiles every listed specialisation of the kernels with nvcc, as an ahead-of-time build would, and checks the machine
+code: against the rules of kernels/machine-code.toml, and against the figures of kernels/machine-code.csv, which have to
+be the same. With --update it writes the figures instead.
 
 The list is target/tmp/specialisations.json, which `cargo test --test kernel_compile` writes.
 """
 
 import argparse
+import csv
+import io
 import json
 import re
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from os import cpu_count
 from pathlib import Path
 
+from machine_code import blocks_per_sm, read_ptxas, read_sass
+
 ROOT = Path(__file__).resolve().parent.parent
 
-ENTRY = re.compile(r"Compiling entry function '(\w+)'")
-SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
-USED = re.compile(r"Used (\d+) registers")
-STATIC = re.compile(r"(\d+) bytes smem")
+KEY = ["kernel", "type", "head_dim", "arch"]
+# Of the figures of a key's specialisations the table has the worst.
+HIGHEST = ["registers", "shared_bytes", "stack_bytes", "local_accesses", "cas_loops"]
+LOWEST = ["async_copies", "tensor_core_ops", "blocks_per_sm"]
+COLUMNS = [*KEY, "specialisations", "threads", *HIGHEST, *LOWEST, "limited_by"]
 
 
-def read_ptxas(log):
-    """What `-Xptxas -v` says of each kernel: {name: {stack, spills, registers, static}}."""
-    kernels = {}
-    name = None
-    for line in log.splitlines():
-        if match := ENTRY.search(line):
-            name = match[1]
-            kernels[name] = {"stack": 0, "spills": 0, "registers": 0, "static": 0}
-        elif name is None:
-            continue
-        elif match := SPILLS.search(line):
-            stack, stores, loads = map(int, match.groups())
-            kernels[name]["stack"] = stack
-            kernels[name]["spills"] = stores + loads
-        elif match := USED.search(line):
-            kernels[name]["registers"] = int(match[1])
-            if match := STATIC.search(line):
-                kernels[name]["static"] = int(match[1])
-    return kernels
+class Module:
+    """A specialisation of one file, compiled."""
+
+    def __init__(self, nvcc, entry, folder):
+        self.entry = entry
+        self.kernels = {}
+        self.error = None
+        # -arch=sm_90a would also make PTX, which nobody needs.
+        number = entry["arch"].removeprefix("sm_")
+        cubin = Path(folder) / f"{id(entry)}.cubin"
+        source = Path(entry["file"])
+        compile_it = [
+            nvcc,
+            "-cubin",
+            "-std=c++17",
+            f"-gencode=arch=compute_{number},code=sm_{number}",
+            "-Xptxas=-v",
+            *(f"-D{define}" for define in entry["defines"]),
+            "-o",
+            str(cubin),
+            str(source if source.is_absolute() else ROOT / "kernels" / source),
+        ]
+        done = subprocess.run(compile_it, capture_output=True, text=True)
+        log = done.stdout + done.stderr
+        if done.returncode != 0 or re.search(r"\bwarning\b", log, re.IGNORECASE):
+            self.error = log
+            return
+        self.kernels = read_ptxas(log)
+        if not self.kernels:
+            self.error = f"no kernel in:\n{log}"
+            return
+        disassemble = [Path(nvcc).with_name("nvdisasm"), cubin]
+        read_sass(subprocess.run(disassemble, capture_output=True, text=True, check=True).stdout, self.kernels)
+        cubin.unlink()
+
+    def __str__(self):
+        return f"{self.entry['file']} for {self.entry['arch']}, {' '.join(self.entry['defines'])}"
+
+    def figures(self):
+        """[(key, figures)] of its kernels."""
+        defines = dict(define.split("=", 1) for define in self.entry["defines"] if "=" in define)
+        arch = self.entry["arch"]
+        head_dim = defines.get("HEAD_DIM", "") if self.entry["file"].startswith("attention") else ""
+        for name, kernel in self.kernels.items():
+            shared_bytes = kernel.static_shared_bytes + self.entry["shared_bytes"].get(name, 0)
+            blocks, limit = blocks_per_sm(arch, kernel.threads, kernel.registers, shared_bytes)
+            figures = vars(kernel) | {"shared_bytes": shared_bytes, "blocks_per_sm": blocks, "limited_by": limit}
+            yield (name, defines.get("DTYPE", ""), head_dim, arch), figures
 
 
-def compile_one(nvcc, entry, folder):
-    """(entry, kernels, error)"""
-    # -arch=sm_90a would also make PTX, which nobody needs.
-    number = entry["arch"].removeprefix("sm_")
-    command = [
-        nvcc,
-        "-cubin",
-        "-std=c++17",
-        f"-gencode=arch=compute_{number},code=sm_{number}",
-        "-Xptxas=-v,-warn-spills",
-        *(f"-D{define}" for define in entry["defines"]),
-        "-o",
-        str(Path(folder) / f"{id(entry)}.cubin"),
-        str(ROOT / "kernels" / entry["file"]),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True)
-    log = done.stdout + done.stderr
-    kernels = read_ptxas(log)
-    error = None
-    if done.returncode != 0:
-        error = log
-    elif not kernels:
-        error = f"no kernel in:\n{log}"
-    elif spilling := [name for name in kernels if "attention" in name and kernels[name]["spills"] > 0]:
-        error = f"spills: {', '.join(spilling)}\n{log}"
-    elif re.search(r"\bwarning\b", log, re.IGNORECASE):
-        error = log
-    return entry, kernels, error
+def check_rules(rules, modules):
+    """What the machine code breaks of the rules: lines of text. A rule that allows more than is needed is broken, too,
+    so that an exception goes when its reason has gone."""
+    broken = []
+    needed = defaultdict(int)
+    seen = set()
+    for module in modules:
+        for (name, *_), figures in module.figures():
+            seen.add(name)
+            own = rules["kernels"].get(name, {})
+            for field, most in (rules["all"]["most"] | own.get("most", {})).items():
+                needed[name, field] = max(needed[name, field], figures[field])
+                if figures[field] > most:
+                    broken.append(f"{name}: {field} is {figures[field]}, at most {most} is allowed, in {module}")
+            for field, least in own.get("least", {}).items():
+                if figures[field] < least:
+                    broken.append(f"{name}: {field} is {figures[field]}, at least {least} is needed, in {module}")
+    for name, own in rules["kernels"].items():
+        if name not in seen:
+            broken.append(f"{name}: there is a rule for it, and no such kernel")
+        if "most" in own and not own.get("reason"):
+            broken.append(f"{name}: its exception gives no reason")
+        for field, most in own.get("most", {}).items():
+            if name in seen and needed[name, field] < most:
+                broken.append(f"{name}: {field} may be {most}, and is at most {needed[name, field]}: lower the exception")
+    return broken
 
 
-def span(numbers):
-    low, high = min(numbers), max(numbers)
-    return str(low) if low == high else f"{low}–{high}"
+def table_of(modules):
+    """{key: row}, in the order of the list; all values are text."""
+    groups = defaultdict(list)
+    for module in modules:
+        for key, figures in module.figures():
+            groups[key].append(figures)
+    table = {}
+    for key, group in groups.items():
+        row = dict(zip(KEY, key)) | {"specialisations": len(group), "threads": max(one["threads"] for one in group)}
+        row |= {field: max(one[field] for one in group) for field in HIGHEST}
+        row |= {field: min(one[field] for one in group) for field in LOWEST}
+        row["limited_by"] = min(group, key=lambda one: one["blocks_per_sm"])["limited_by"]
+        table[key] = {column: str(row[column]) for column in COLUMNS}
+    return table
 
 
-def print_table(results):
-    """One row for each kernel, type and head size, over all that they were specialised by besides."""
-    rows = defaultdict(list)
-    for entry, kernels, _ in results:
-        defines = dict(define.split("=", 1) for define in entry["defines"])
-        is_attention = entry["file"].startswith("attention")
-        for name, kernel in kernels.items():
-            key = (
-                entry["file"],
-                name,
-                entry["arch"],
-                defines.get("DTYPE", "–"),
-                int(defines["HEAD_DIM"]) if is_attention else "any" if "HEAD_DIM" in defines else "–",
-            )
-            rows[key].append((kernel, entry["shared_bytes"].get(name, 0)))
-    print("| kernel | architecture | type | head size | registers | shared memory, KiB | spilled bytes |")
-    print("|---|---|---|---|---|---|---|")
-    for (_, name, arch, dtype, head_dim), kernels in rows.items():
-        registers = span([kernel["registers"] for kernel, _ in kernels])
-        shared = max(kernel["static"] + dynamic for kernel, dynamic in kernels)
-        spills = span([kernel["spills"] for kernel, _ in kernels])
-        print(f"| `{name}` | {arch} | {dtype} | {head_dim} | {registers} | {shared / 1024:.1f} | {spills} |")
+def differences(old, new):
+    """Rows that were added, have gone, or have changed figures, old and new side by side: lines of text."""
+    lines = []
+    for key in [*old, *(key for key in new if key not in old)]:
+        name = " ".join(filter(None, key))
+        if key not in new:
+            lines.append(f"{name}: has gone")
+        elif key not in old:
+            lines.append(f"{name}: is new")
+        else:
+            changed = [f"{c} {old[key][c]} -> {new[key][c]}" for c in COLUMNS if old[key][c] != new[key][c]]
+            lines.extend([f"{name}: {', '.join(changed)}"] if changed else [])
+    return lines
+
+
+def read_table(path):
+    if not path.exists():
+        return {}
+    with path.open(newline="") as file:
+        # A column that the file lacks reads as empty, and so as changed.
+        rows = [{column: row.get(column, "") for column in COLUMNS} for row in csv.DictReader(file)]
+    return {tuple(row[column] for column in KEY): row for row in rows}
+
+
+def write_table(path, table):
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table.values())
+    path.write_text(text.getvalue())
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("nvcc", help="the compiler, of CUDA 12.8 or newer")
+    parser.add_argument("nvcc", help="the compiler, of CUDA 12.8 or newer; nvdisasm lies beside it")
     parser.add_argument("--list", type=Path, default=ROOT / "target/tmp/specialisations.json")
+    parser.add_argument("--rules", type=Path, default=ROOT / "kernels/machine-code.toml")
+    parser.add_argument("--table", type=Path, default=ROOT / "kernels/machine-code.csv")
+    parser.add_argument("--update", action="store_true", help="write the table")
     parser.add_argument("--jobs", type=int, default=cpu_count())
     options = parser.parse_args()
     entries = json.loads(options.list.read_text())
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
-        results = list(pool.map(lambda entry: compile_one(options.nvcc, entry, folder), entries))
-    errors = [(entry, error) for entry, _, error in results if error]
-    for entry, error in errors:
-        print(f"{entry['file']} for {entry['arch']}, {' '.join(entry['defines'])}:\n{error}\n", file=sys.stderr)
-    print_table(results)
-    print(f"\n{len(entries)} modules, {len(errors)} with errors")
-    sys.exit(1 if errors else 0)
+        modules = list(pool.map(lambda entry: Module(options.nvcc, entry, folder), entries))
+
+    failures = [f"{module}:\n{module.error}" for module in modules if module.error]
+    failures += check_rules(tomllib.loads(options.rules.read_text()), modules)
+    table = table_of(modules)
+    if options.update and not failures:
+        write_table(options.table, table)
+    elif not failures and (changes := differences(read_table(options.table), table)):
+        # A change that is meant is written down, so that its review sees it.
+        failures = [f"{options.table.name}, old -> new:", *changes, "scripts/compile-kernels.sh --update writes them"]
+    print("\n".join(failures), file=sys.stderr)
+    print(f"{len(modules)} modules, {len(table)} rows: {'failed' if failures else 'passed'}")
+    sys.exit(1 if failures else 0)
 
 
 if __name__ == "__main__":

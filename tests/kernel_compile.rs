@@ -5,7 +5,8 @@
 use pagetide_backend::cuda::attention::{TileShape, merge_shared_bytes, simple_shared_bytes};
 use pagetide_backend::cuda::device::{DeviceError, DeviceInfo, ModuleSource};
 use pagetide_backend::cuda::driver::{DriverOptions, NEWEST_CUDA, compiler, open_nvrtc};
-use pagetide_backend::cuda::experts::PRODUCT_SHARED_BYTES;
+use pagetide_backend::cuda::experts::{PRODUCT_SHARED_BYTES, routing_shared_bytes};
+use pagetide_backend::cuda::rows::REDUCE_BYTES;
 use pagetide_backend::cuda::sampling::SCRATCH_BYTES;
 use pagetide_backend::cuda::{CudaOptions, module_sources};
 use pagetide_backend::{DType, KvLayout};
@@ -17,6 +18,7 @@ const HEAD_DIMS: [usize; 5] = [64, 80, 96, 128, 256];
 /// Query heads of a KV head.
 const GROUPS: [usize; 4] = [1, 4, 7, 8];
 const BLOCK_SIZES: [usize; 3] = [1, 16, 256];
+const NUM_EXPERTS: usize = 128;
 
 fn ampere() -> DeviceInfo {
     device((8, 0), 163 << 10)
@@ -24,6 +26,10 @@ fn ampere() -> DeviceInfo {
 
 fn hopper() -> DeviceInfo {
     device((9, 0), 227 << 10)
+}
+
+fn blackwell() -> DeviceInfo {
+    device((10, 0), 227 << 10)
 }
 
 fn device(compute_capability: (u32, u32), max_shared_bytes: u32) -> DeviceInfo {
@@ -58,7 +64,7 @@ struct Specialisation {
 /// Every head size with every group, each of both with every block size, and the other types with every head size.
 fn specialisations() -> Vec<Specialisation> {
     let mut all: Vec<Specialisation> = Vec::new();
-    for info in [ampere(), hopper()] {
+    for info in [ampere(), hopper(), blackwell()] {
         let arch = compiler::architecture(info.compute_capability);
         for dtype in [DType::BF16, DType::F16, DType::F32] {
             for (i, head_dim) in HEAD_DIMS.into_iter().enumerate() {
@@ -83,7 +89,14 @@ fn specialisations() -> Vec<Specialisation> {
                                 ("attention_merge", merge_shared_bytes(head_dim)),
                             ],
                             ("attention_rows.cu", _) => vec![("attention_rows", simple_shared_bytes(head_dim))],
-                            ("experts.cu", Some(_)) => vec![("expert_product", PRODUCT_SHARED_BYTES)],
+                            ("experts.cu", shape) => {
+                                let [route, group] = routing_shared_bytes(NUM_EXPERTS);
+                                let product = shape.map(|_| ("expert_product", PRODUCT_SHARED_BYTES));
+                                [("route", route), ("group_choices", group)].into_iter().chain(product).collect()
+                            }
+                            ("rows.cu", _) => {
+                                ["add_norm", "add_gated"].map(|name| (name, REDUCE_BYTES as usize)).to_vec()
+                            }
                             ("sampling.cu", _) => {
                                 ["sample_tokens", "find_logprobs"].map(|name| (name, SCRATCH_BYTES as usize)).to_vec()
                             }
@@ -129,7 +142,7 @@ fn the_list_of_specialisations_is_written_for_nvcc() {
         })
         .collect();
     for file in ["attention.cu", "attention_rows.cu", "experts.cu", "rows.cu", "sampling.cu"] {
-        for arch in ["sm_80", "sm_90a"] {
+        for arch in ["sm_80", "sm_90a", "sm_100a"] {
             assert!(list.iter().any(|entry| entry["file"] == file && entry["arch"] == arch), "{file}, {arch}");
         }
     }

@@ -190,6 +190,11 @@ impl CudaExpertsWorkspace {
     }
 }
 
+/// Dynamic shared memory of `route` and `group_choices`, which keep some words for each expert.
+pub fn routing_shared_bytes(num_experts: usize) -> [usize; 2] {
+    [ROUTE_WARPS * num_experts * 4, 3 * num_experts * 4]
+}
+
 /// The most tiles of a product: each expert may have one that is not full.
 fn max_tiles(choices: usize, num_experts: usize) -> usize {
     choices.min(choices / TILE_ROWS + num_experts)
@@ -199,11 +204,12 @@ impl ExpertKernels {
     pub fn new(device: &Rc<dyn Device>, options: &CudaOptions, module: ModuleId) -> DeviceResult<Self> {
         let kernel = |name, shared_bytes: usize| device.kernel(module, name, shared_bytes as u32);
         let is_half = options.dtype != DType::F32;
+        let [route_bytes, group_bytes] = routing_shared_bytes(MAX_EXPERTS);
         Ok(Self {
             device: device.clone(),
             dtype: options.dtype,
-            route: kernel("route", ROUTE_WARPS * MAX_EXPERTS * 4)?,
-            group_choices: kernel("group_choices", 3 * MAX_EXPERTS * 4)?,
+            route: kernel("route", route_bytes)?,
+            group_choices: kernel("group_choices", group_bytes)?,
             product_rows: kernel("expert_product_rows", 0)?,
             product: is_half.then(|| kernel("expert_product", PRODUCT_SHARED_BYTES)).transpose()?,
             activation: kernel("expert_activation", 0)?,
@@ -261,10 +267,10 @@ impl ExpertKernels {
         unsafe { self.device.matmul(matmul, x.ptr() + offset, router.buffer.ptr(), DevicePtr::NULL, logits)? };
         let renormalize = u32::from(renormalize);
         let params = RouteParams { piece, logits, chosen, weights, renormalize, padding: 0 };
-        let shared = ROUTE_WARPS * num_experts * 4;
-        self.launch(self.route, [max_rows.div_ceil(ROUTE_WARPS), 1], (ROUTE_WARPS * WARP, shared), &params)?;
+        let [route_bytes, group_bytes] = routing_shared_bytes(num_experts);
+        self.launch(self.route, [max_rows.div_ceil(ROUTE_WARPS), 1], (ROUTE_WARPS * WARP, route_bytes), &params)?;
         let params = GroupParams { piece, chosen, choices: places, num_tiles, tiles };
-        self.launch(self.group_choices, [1, 1], (GROUP_THREADS, 3 * num_experts * 4), &params)?;
+        self.launch(self.group_choices, [1, 1], (GROUP_THREADS, group_bytes), &params)?;
 
         let product = |x: DevicePtr, w: DevicePtr, out: DevicePtr, (n, k): (usize, usize), gathers: bool| {
             let (n, k, gathers) = (n as u32, k as u32, u32::from(gathers));

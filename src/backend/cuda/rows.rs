@@ -207,7 +207,7 @@ pub(super) fn source(options: &CudaOptions) -> ModuleSource {
 }
 
 /// Bytes of shared memory that a block's reductions need.
-const REDUCE_BYTES: u32 = 32 * 4;
+pub const REDUCE_BYTES: u32 = 32 * 4;
 
 impl RowKernels {
     pub fn new(device: &Rc<dyn Device>, options: &CudaOptions, module: ModuleId) -> DeviceResult<Self> {
