@@ -15,9 +15,20 @@ pub fn kv_identity(
     quantization: Quantization,
     loaded: &LoadedModel,
 ) -> Result<[u8; 32], StartError> {
+    identity_of(KV_VERSION, files, load_format, quantization, loaded)
+}
+
+/// As [`kv_identity`], of a program whose [`KV_VERSION`] is `kv_version`.
+fn identity_of(
+    kv_version: u32,
+    files: &ModelFiles,
+    load_format: LoadFormat,
+    quantization: Quantization,
+    loaded: &LoadedModel,
+) -> Result<[u8; 32], StartError> {
     let mut hasher = blake3::Hasher::new_derive_key("Pagetide: identity of a model's KV");
     let LoadedModel { arithmetic, pools, .. } = loaded;
-    hasher.update(format!("{KV_VERSION} {load_format:?} {arithmetic} {:?}\n", pools.layout).as_bytes());
+    hasher.update(format!("{kv_version} {load_format:?} {arithmetic} {:?}\n", pools.layout).as_bytes());
     hasher.update(files.read_text("config.json")?.unwrap_or_default().as_bytes());
     if quantization != Quantization::None {
         hasher.update(format!("{quantization} {QUANTIZER_VERSION}\n").as_bytes());
@@ -57,6 +68,18 @@ mod tests {
             weights: WeightTally::default(),
             pools: PoolSizes { layout, num_device_blocks: 1, num_swap_blocks: 0, max_swap_blocks: 0 },
         }
+    }
+
+    #[test]
+    fn another_version_of_the_kv_layout_has_another_identity() {
+        let demo = ModelFiles::open(DEMO_MODEL).unwrap();
+        let loaded = loaded(4, "avx2", DType::BF16);
+        let of = |kv_version| identity_of(kv_version, &demo, LoadFormat::Auto, Quantization::None, &loaded).unwrap();
+        let own = kv_identity(&demo, LoadFormat::Auto, Quantization::None, &loaded).unwrap();
+        assert_eq!(of(KV_VERSION), own);
+        // So a slot file of an older or a newer program is refused: `actors::slots::file` compares identities.
+        assert_ne!(of(KV_VERSION - 1), own);
+        assert_ne!(of(KV_VERSION + 1), own);
     }
 
     #[test]
