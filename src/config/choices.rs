@@ -45,6 +45,7 @@ choice!(
         Auto = "auto",
         Amx = "amx",
         Avx512 = "avx512",
+        AvxVnni = "avx-vnni",
         Avx2 = "avx2",
         NeonDotprod = "neon-dotprod",
         Neon = "neon",

@@ -72,6 +72,7 @@ impl IsaChoice {
             IsaChoice::Auto => None,
             IsaChoice::Amx => Some(Isa::Amx),
             IsaChoice::Avx512 => Some(Isa::Avx512),
+            IsaChoice::AvxVnni => Some(Isa::AvxVnni),
             IsaChoice::Avx2 => Some(Isa::Avx2),
             IsaChoice::Neon => Some(Isa::Neon),
             IsaChoice::NeonDotprod => Some(Isa::NeonDotprod),

@@ -18,6 +18,8 @@ pub enum Isa {
     NeonDotprod,
     /// AVX2 with FMA and F16C.
     Avx2,
+    /// AVX2 as above, with dot products of bytes (AVX-VNNI).
+    AvxVnni,
     /// AVX-512 (F, BW, DQ, VL) with BF16 and VNNI.
     Avx512,
     /// AVX-512 as above, and bfloat16 matrix products on AMX tiles.
@@ -25,7 +27,8 @@ pub enum Isa {
 }
 
 impl Isa {
-    pub const ALL: [Isa; 6] = [Isa::Portable, Isa::Neon, Isa::NeonDotprod, Isa::Avx2, Isa::Avx512, Isa::Amx];
+    pub const ALL: [Isa; 7] =
+        [Isa::Portable, Isa::Neon, Isa::NeonDotprod, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Amx];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -33,6 +36,7 @@ impl Isa {
             Isa::Neon => "neon",
             Isa::NeonDotprod => "neon-dotprod",
             Isa::Avx2 => "avx2",
+            Isa::AvxVnni => "avx-vnni",
             Isa::Avx512 => "avx512",
             Isa::Amx => "amx",
         }
@@ -51,6 +55,8 @@ impl Isa {
                 is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
             }
             #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni => Isa::Avx2.is_available() && is_x86_feature_detected!("avxvnni"),
+            #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => {
                 Isa::Avx2.is_available()
                     && is_x86_feature_detected!("avx512f")
@@ -65,7 +71,7 @@ impl Isa {
             #[cfg(not(target_arch = "aarch64"))]
             Isa::Neon | Isa::NeonDotprod => false,
             #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx2 | Isa::Avx512 | Isa::Amx => false,
+            Isa::Avx2 | Isa::AvxVnni | Isa::Avx512 | Isa::Amx => false,
         }
     }
 
@@ -112,6 +118,9 @@ impl Isa {
             Isa::Avx2 => unsafe { super::simd::run_avx2(kernel) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni => unsafe { super::simd::run_avx_vnni(kernel) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
             Isa::Avx512 | Isa::Amx => unsafe { super::simd::run_avx512(kernel) },
             // SAFETY: as above.
             #[cfg(target_arch = "aarch64")]
@@ -122,7 +131,9 @@ impl Isa {
             #[cfg(not(target_arch = "aarch64"))]
             Isa::Neon | Isa::NeonDotprod => unreachable!("{self} is never available on this architecture"),
             #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx2 | Isa::Avx512 | Isa::Amx => unreachable!("{self} is never available on this architecture"),
+            Isa::Avx2 | Isa::AvxVnni | Isa::Avx512 | Isa::Amx => {
+                unreachable!("{self} is never available on this architecture")
+            }
         }
     }
 }

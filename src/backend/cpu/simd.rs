@@ -12,7 +12,7 @@ mod neon;
 mod portable;
 
 #[cfg(target_arch = "x86_64")]
-pub(super) use avx2::run_avx2;
+pub(super) use avx2::{run_avx_vnni, run_avx2};
 #[cfg(target_arch = "x86_64")]
 pub(super) use avx512::{run_avx512, transpose};
 #[cfg(target_arch = "aarch64")]

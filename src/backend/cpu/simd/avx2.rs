@@ -3,15 +3,22 @@
 use super::{LANES, Simd, SimdKernel};
 use std::arch::x86_64::*;
 
-/// Proof that AVX2, FMA and F16C are there.
+/// Proof that AVX2, FMA and F16C are there, and with `VNNI` AVX-VNNI's dot products of bytes.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Avx2(());
+pub(in super::super) struct Avx2<const VNNI: bool>(());
 
 /// # Safety
 /// The processor has the features named below.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(in super::super) unsafe fn run_avx2<K: SimdKernel>(kernel: K) -> K::Output {
-    kernel.run(Avx2(()))
+    kernel.run(Avx2::<false>(()))
+}
+
+/// # Safety
+/// The processor has the features named below.
+#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+pub(in super::super) unsafe fn run_avx_vnni<K: SimdKernel>(kernel: K) -> K::Output {
+    kernel.run(Avx2::<true>(()))
 }
 
 /// Lanes 0..8 and 8..16.
@@ -88,7 +95,7 @@ unsafe fn transpose_8x8(r: [__m256; 8]) -> [__m256; 8] {
 }
 
 // SAFETY (every block below): a value of `Avx2` proves that the instructions exist; the caller vouches for pointers.
-impl Simd for Avx2 {
+impl<const VNNI: bool> Simd for Avx2<VNNI> {
     type V = Two;
     type Pairs = [__m256i; 2];
     type Ints = [__m256i; 2];
@@ -99,7 +106,7 @@ impl Simd for Avx2 {
     const QUERIES: usize = 2;
     const ROW_PANELS: usize = 2;
     const QUANT_ROWS: usize = 4;
-    const ADDS_128: bool = false;
+    const ADDS_128: bool = VNNI;
     const BYTE_DOTS: bool = true;
 
     #[inline(always)]
@@ -234,6 +241,9 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn dot_shorts(self, acc: [__m256i; 2], w: [__m256i; 2], x: u32) -> [__m256i; 2] {
         let x = unsafe { _mm256_set1_epi32(x as i32) };
+        if VNNI {
+            return halves!(i => _mm256_dpwssd_avx_epi32(acc[i], w[i], x));
+        }
         halves!(i => _mm256_add_epi32(acc[i], _mm256_madd_epi16(w[i], x)))
     }
     #[inline(always)]
@@ -293,11 +303,14 @@ impl Simd for Avx2 {
     fn lookup(self, table: [__m256i; 2], index: [__m256i; 2]) -> [__m256i; 2] {
         halves!(i => _mm256_shuffle_epi8(table[i], index[i]))
     }
-    // The instruction adds pairs of products in 16 bits, and saturates. Neither these factors nor those of
+    // AVX2's instruction adds pairs of products in 16 bits, and saturates. Neither these factors nor those of
     // `dot_signed` and `dot_codes` are large enough for that.
     #[inline(always)]
     fn dot_bytes(self, acc: [__m256i; 2], w: [__m256i; 2], x: u32) -> [__m256i; 2] {
         let x = unsafe { _mm256_set1_epi32(x as i32) };
+        if VNNI {
+            return halves!(i => _mm256_dpbusd_avx_epi32(acc[i], w[i], x));
+        }
         halves!(i => {
             let pairs = _mm256_maddubs_epi16(w[i], x);
             _mm256_add_epi32(acc[i], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
@@ -305,11 +318,14 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     fn prepare_signed(self, w: [__m256i; 2]) -> [__m256i; 2] {
-        w
+        if VNNI { halves!(i => _mm256_xor_si256(w[i], _mm256_set1_epi8(i8::MIN))) } else { w }
     }
-    // One factor must not have a sign: it goes to the other.
+    // One factor must not have a sign. With VNNI the weights are 128 larger. Otherwise the sign goes to the other factor.
     #[inline(always)]
     fn dot_signed(self, acc: [__m256i; 2], w: [__m256i; 2], x: u32) -> [__m256i; 2] {
+        if VNNI {
+            return self.dot_bytes(acc, w, x);
+        }
         let x = unsafe { _mm256_set1_epi32(x as i32) };
         halves!(i => {
             let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w[i]), _mm256_sign_epi8(x, w[i]));
@@ -319,6 +335,9 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn dot_codes(self, acc: [__m256i; 2], w: [__m256i; 2], x: u32) -> [__m256i; 2] {
         let x = unsafe { _mm256_set1_epi32(x as i32) };
+        if VNNI {
+            return halves!(i => _mm256_dpbusd_avx_epi32(acc[i], x, w[i]));
+        }
         halves!(i => {
             let pairs = _mm256_maddubs_epi16(x, w[i]);
             _mm256_add_epi32(acc[i], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
