@@ -2,11 +2,12 @@
 
 mod cache_only;
 mod copies;
+pub mod device;
 mod hindsight;
 mod optimum;
 mod simulation;
 mod spread;
-mod timing;
+pub mod timing;
 mod trace;
 
 use super::report::Times;

@@ -2,7 +2,7 @@
 
 use super::super::report::Times;
 use super::super::simulated::{MAX_IDLE_TURNS, made_up_output};
-use super::copies::Copies;
+use super::device::SimulatedDevice;
 use super::spread::Spread;
 use super::timing::Timing;
 use super::trace::Trace;
@@ -75,8 +75,7 @@ struct OpenRequest {
 struct Simulation<'a> {
     setup: &'a SimulationSetup<'a>,
     engine: EngineState,
-    copies: Copies,
-    now_s: f64,
+    device: SimulatedDevice<'a>,
     /// Of the trace, repeated.
     next_request: usize,
     next_id: u64,
@@ -126,8 +125,7 @@ impl<'a> Simulation<'a> {
         };
         Self {
             engine: EngineState::new(setup.scheduler.clone(), setup.eviction),
-            copies: Copies::default(),
-            now_s: 0.0,
+            device: SimulatedDevice::new(setup.timing, block_size),
             next_request: 0,
             next_id: 0,
             open: VecDeque::new(),
@@ -148,7 +146,7 @@ impl<'a> Simulation<'a> {
                 if self.next_request == self.setup.num_requests {
                     break;
                 }
-                self.now_s = self.setup.trace.get(self.next_request).1;
+                self.device.wait_until(self.setup.trace.get(self.next_request).1);
                 continue;
             }
             idle_turns = if self.step() || self.await_copies() { 0 } else { idle_turns + 1 };
@@ -165,7 +163,7 @@ impl<'a> Simulation<'a> {
     fn arrive(&mut self) {
         while self.next_request < self.setup.num_requests {
             let (request, arrival_s, round) = self.setup.trace.get(self.next_request);
-            if arrival_s > self.now_s {
+            if arrival_s > self.device.now_s() {
                 return;
             }
             self.next_request += 1;
@@ -185,37 +183,22 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Waits for the next copy to end or the next request to arrive, because nothing can run. Returns false if there is
-    /// no copy.
     fn await_copies(&mut self) -> bool {
-        let Some(end_s) = self.copies.next_end_s().filter(|_| self.engine.scheduler.waits_for_copies()) else {
-            return false;
-        };
         let has_next = self.next_request < self.setup.num_requests;
         let next_s = if has_next { self.setup.trace.get(self.next_request).1 } else { f64::INFINITY };
-        self.now_s = self.now_s.max(end_s.min(next_s));
-        let report = self.copies.report(self.now_s);
-        self.engine.scheduler.copied(&report);
-        true
+        self.device.await_copies(&mut self.engine.scheduler, next_s)
     }
 
     /// Runs a step. Returns false if there was nothing to compute or to copy; blocks may have come back.
     fn step(&mut self) -> bool {
-        let block_size = self.setup.scheduler.block_size;
         let Some(PlannedStep { plan, report }) = self.engine.plan(0.0) else { return false };
         self.count_plan(&report);
         if plan.is_empty() {
             return false;
         }
-        let load = report.load;
-        let forward_s = self.setup.timing.forward_s(&load);
-        let block_s = self.setup.timing.block_copy_s(block_size);
-        self.now_s = self.copies.start(&plan, self.now_s, block_s, block_size) + forward_s;
         self.result.steps += 1;
-        self.result.computed_tokens += load.num_tokens() as u64;
-        let mut output = made_up_output(&plan);
-        output.timing.forward_s = forward_s;
-        output.copies = self.copies.report(self.now_s);
+        self.result.computed_tokens += report.load.num_tokens() as u64;
+        let output = self.device.execute(&plan, &report.load, made_up_output(&plan));
         self.commit(output);
         true
     }
@@ -235,6 +218,7 @@ impl<'a> Simulation<'a> {
     }
 
     fn commit(&mut self, output: StepOutput) {
+        let now_s = self.device.now_s();
         let first_open = self.next_id - self.open.len() as u64;
         let report = self.engine.scheduler.commit(output);
         self.result.recomputed_tokens += report.recomputed_tokens as u64;
@@ -243,9 +227,9 @@ impl<'a> Simulation<'a> {
             match delivery {
                 Delivery::Token { .. } => {
                     self.result.output_tokens += 1;
-                    match open.last_token_s.replace(self.now_s) {
-                        Some(last_s) => self.itl.add(self.now_s - last_s),
-                        None => self.ttft.add(self.now_s - open.arrival_s),
+                    match open.last_token_s.replace(now_s) {
+                        Some(last_s) => self.itl.add(now_s - last_s),
+                        None => self.ttft.add(now_s - open.arrival_s),
                     }
                 }
                 Delivery::Finished { .. } => {
@@ -261,10 +245,10 @@ impl<'a> Simulation<'a> {
     }
 
     fn finish(self) -> Simulated {
-        let mut result = self.result;
-        let per_s = |count: f64| if self.now_s > 0.0 { count / self.now_s } else { 0.0 };
+        let (mut result, now_s) = (self.result, self.device.now_s());
+        let per_s = |count: f64| if now_s > 0.0 { count / now_s } else { 0.0 };
         result.evicted_blocks = self.engine.device.stats().evicted;
-        result.simulated_s = self.now_s;
+        result.simulated_s = now_s;
         let of_prompts = |tokens: u64| tokens as f64 / result.prompt_tokens.max(1) as f64;
         result.device_hit_rate = of_prompts(result.device_hit_tokens);
         result.swap_hit_rate = of_prompts(result.swap_hit_tokens);
