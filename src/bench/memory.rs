@@ -4,20 +4,22 @@
 //! Waste and sharing use the scheduler and the block pool without actors or a clock. The others run the configured
 //! model on its device, in this process.
 
-mod allocators;
-mod beams;
-mod block_meter;
-mod lengths;
-mod load;
-mod model;
-mod output;
+pub mod allocators;
+pub mod beams;
+pub mod block_meter;
+pub mod layout;
+pub mod lengths;
+pub mod load;
+pub mod model;
+pub mod model_shape;
+pub mod output;
 mod pressure;
 mod pressure_report;
 mod pressure_result;
 mod second_level;
-mod sharing;
-mod swap;
-mod waste;
+pub mod sharing;
+pub mod swap;
+pub mod waste;
 
 use super::workload::WorkloadArgs;
 use clap::{Args, ValueEnum};
@@ -36,7 +38,7 @@ pub struct MemoryArgs {
     /// Folder for memory.md, memory.json and the charts (SVG); it is created if necessary
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// Run only these experiments [default: all]
+    /// Run only these experiments [default: all, or only layout with --model-config]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_enum)]
     only: Vec<Experiment>,
     /// waste: size of the KV memory in tokens [default: 8 times the maximum length]
@@ -52,6 +54,12 @@ pub struct MemoryArgs {
     /// second-level: length of the prefix in tokens [default: 4096, or the maximum that fits the model]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     prefix: Option<u32>,
+    /// layout: config.json of other models, without weights
+    #[arg(long, value_name = "FILE,...", value_delimiter = ',')]
+    model_config: Vec<PathBuf>,
+    /// layout: memory of the device for those models, in GB
+    #[arg(long, value_name = "GB", default_value_t = 40.0, value_parser = super::workload::parse_positive)]
+    device_gb: f64,
     #[command(flatten)]
     pressure: PressureArgs,
     /// pressure: number of requests before each run that are not measured
@@ -65,6 +73,8 @@ pub struct MemoryArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Experiment {
+    /// KV bytes by model, and what a device's memory holds, from configurations alone
+    Layout,
     /// KV memory that holds no token, and number of requests that fit, by system
     Waste,
     /// Blocks saved by sharing between parallel samples, beams and prefixes
@@ -88,7 +98,11 @@ pub fn run(args: &MemoryArgs) -> Result<ExitCode, StartError> {
     let config = args.options.resolve()?.config;
     log::init(&config.log)?;
     pagetide_terminal::open_files::ensure(0)?;
-    let experiments = if args.only.is_empty() { Experiment::value_variants() } else { &args.only };
+    let experiments = match (&args.only[..], args.model_config.is_empty()) {
+        ([], true) => Experiment::value_variants(),
+        ([], false) => &[Experiment::Layout],
+        (only, _) => only,
+    };
     let mut folder = ResultFolder::create(&args.out, super::command_line::command_line(std::env::args()))?;
     for experiment in experiments {
         let section = args.measure(*experiment, &config)?;
@@ -103,6 +117,7 @@ impl MemoryArgs {
         let seed = self.workload.seed;
         let num = |default| self.workload.num.map_or(default, |num| num as usize);
         match experiment {
+            Experiment::Layout => Ok(layout::section(&layout::layouts(&self.model_config, self.device_gb)?)),
             Experiment::Waste => self.waste(config),
             Experiment::Sharing => {
                 let num_requests = num(SHARING_REQUESTS);
