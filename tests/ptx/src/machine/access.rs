@@ -1,0 +1,420 @@
+//! Loads, stores and atomic operations, with what the sanitizer checks of them.
+
+use super::lanes_of;
+use super::moves::RANK_SHIFT;
+use super::step::Exec;
+use crate::decoder::moves::{LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW};
+use crate::findings::FindingKind;
+use crate::memory::{AccessError, Spot};
+use crate::program::{Address, AtomicUpdate, LaneValues, MemoryOrder, ValueSource, WARP_SIZE};
+use crate::races::{AccessKind, Stamp};
+use crate::syntax::{Register, Space};
+use crate::types::{sign_extend, truncate};
+
+/// Where an address leads to.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum AccessTarget {
+    Shared { block: usize, offset: usize },
+    Global(Spot),
+    Local(usize),
+    Param(usize),
+}
+
+impl Exec<'_, '_> {
+    pub(super) fn addresses(&self, address: Address) -> LaneValues {
+        self.get(address.base).map(|base| base.wrapping_add_signed(address.offset))
+    }
+
+    /// The block of the cluster that a shared address is in, and the offset.
+    pub(super) fn shared_place(&self, address: u64) -> Option<(usize, usize)> {
+        let rank = (address >> RANK_SHIFT & 0xff) as u32;
+        let offset = (address & ((1 << RANK_SHIFT) - 1)) as usize;
+        if rank == 0 {
+            return Some((self.b, offset));
+        }
+        let cluster = self.blocks[self.b].cluster;
+        let block = self.blocks.iter().position(|block| block.cluster == cluster && block.rank == rank - 1)?;
+        Some((block, offset))
+    }
+
+    /// What `bytes` bytes at an address are. Reports an address that no access may use.
+    pub(super) fn target(&mut self, lane: usize, space: Space, address: u64, bytes: usize) -> Option<AccessTarget> {
+        let (space, address) = match space {
+            Space::Generic => match address & 0xff << 56 {
+                SHARED_WINDOW => (Space::Shared, address & 0xffff_ffff),
+                LOCAL_WINDOW => (Space::Local, address & 0xffff_ffff),
+                PARAM_WINDOW => (Space::Param, address & 0xffff_ffff),
+                _ => (Space::Global, address),
+            },
+            Space::Shared | Space::SharedCluster => (space, address & 0xffff_ffff),
+            _ => (space, address),
+        };
+        if !address.is_multiple_of(bytes.next_power_of_two() as u64) {
+            self.report(FindingKind::Misaligned, lane, None, || {
+                format!("an access of {bytes} bytes at {address:#x}, which is not a multiple of them")
+            });
+            return None;
+        }
+        match space {
+            Space::Shared | Space::SharedCluster => {
+                let place = self.shared_place(address);
+                let Some((block, offset)) =
+                    place.filter(|(block, offset)| offset + bytes <= self.blocks[*block].shared.len())
+                else {
+                    let have = self.blocks[self.b].shared.len();
+                    self.report(FindingKind::OutOfBounds, lane, None, || {
+                        format!("{bytes} bytes at byte {address} of shared memory, which has {have}")
+                    });
+                    return None;
+                };
+                Some(AccessTarget::Shared { block, offset })
+            }
+            Space::Local | Space::Param => {
+                let (have, what) = if space == Space::Local {
+                    (self.run.program.local_bytes as usize, "local memory")
+                } else {
+                    (self.run.params.len(), "the parameters")
+                };
+                let offset = address as usize;
+                if address > have as u64 || offset + bytes > have {
+                    self.report(FindingKind::OutOfBounds, lane, None, || {
+                        format!("{bytes} bytes at byte {address} of {what}, which have {have}")
+                    });
+                    return None;
+                }
+                Some(if space == Space::Local {
+                    AccessTarget::Local(lane * have + offset)
+                } else {
+                    AccessTarget::Param(offset)
+                })
+            }
+            _ => match self.run.memory.find(address, bytes) {
+                Ok(spot) => Some(AccessTarget::Global(spot)),
+                Err(AccessError::Freed { address: start, bytes: size }) => {
+                    self.report(FindingKind::UseAfterFree, lane, None, || {
+                        format!(
+                            "{bytes} bytes at byte {} of an allocation of {size} bytes that was freed",
+                            address - start
+                        )
+                    });
+                    None
+                }
+                Err(AccessError::Outside { nearest }) => {
+                    self.report(FindingKind::OutOfBounds, lane, None, || match nearest {
+                        Some((start, size)) if address - start < 2 * size as u64 + (1 << 20) => {
+                            format!("{bytes} bytes at byte {} of an allocation of {size} bytes", address - start)
+                        }
+                        _ => format!("{bytes} bytes at {address:#x}, where nothing is allocated"),
+                    });
+                    None
+                }
+            },
+        }
+    }
+
+    pub(super) fn stamp(&self, lane: usize, kind: AccessKind) -> Option<Stamp> {
+        let knowledge = self.warp.knowledge.as_ref()?;
+        Some(Stamp::new(knowledge.warp, lane, knowledge.clock, self.pc, kind))
+    }
+
+    /// What a place is called in a message.
+    fn describe(&mut self, target: AccessTarget) -> String {
+        match target {
+            AccessTarget::Shared { offset, .. } => format!("byte {offset} of shared memory"),
+            AccessTarget::Global(spot) => format!("byte {} of an allocation in global memory", spot.offset),
+            AccessTarget::Local(offset) => format!("byte {offset} of local memory"),
+            AccessTarget::Param(offset) => format!("byte {offset} of the parameters"),
+        }
+    }
+
+    fn report_conflict(&mut self, lane: usize, target: AccessTarget, other: Stamp, what: &str) {
+        let place = self.describe(target);
+        if other.kind == AccessKind::Pending {
+            self.report(FindingKind::MissingWait, lane, Some(other), || {
+                format!("{what} of {place}, which an asynchronous copy writes that was not waited for")
+            });
+        } else {
+            self.report(FindingKind::Race, lane, Some(other), || format!("{what} of {place} that nothing orders"));
+        }
+    }
+
+    /// Checks a read and its race.
+    pub(super) fn check_read(&mut self, lane: usize, target: AccessTarget, bytes: usize, kind: AccessKind) {
+        let Some(stamp) = self.stamp(lane, kind) else { return };
+        let knowledge = self.warp.knowledge.as_ref().expect("there is a stamp");
+        let (conflict, written) = match target {
+            AccessTarget::Shared { block, offset } => {
+                let block = &mut self.blocks[block];
+                let conflict = block.shared_shadow.read(offset, bytes, stamp, lane, knowledge);
+                (conflict, block.shared_written.contains(offset, bytes))
+            }
+            AccessTarget::Global(spot) => {
+                let conflict = self.run.memory.shadow(spot).read(spot.offset, bytes, stamp, lane, knowledge);
+                (conflict, self.run.memory.is_written(spot, bytes))
+            }
+            AccessTarget::Local(_) | AccessTarget::Param(_) => return,
+        };
+        if let Some(other) = conflict {
+            self.report_conflict(lane, target, other, "a read");
+        }
+        // A read of what a pending copy will write is already reported.
+        if !written && conflict.is_none() {
+            let place = self.describe(target);
+            self.report(FindingKind::Uninitialized, lane, None, || format!("{place} was never written"));
+        }
+    }
+
+    /// Checks the race of a write; `repeats`: the bytes are there already.
+    pub(super) fn check_write(
+        &mut self,
+        lane: usize,
+        target: AccessTarget,
+        bytes: usize,
+        kind: AccessKind,
+        repeats: bool,
+    ) {
+        let Some(stamp) = self.stamp(lane, kind) else { return };
+        let knowledge = self.warp.knowledge.as_ref().expect("there is a stamp");
+        let conflict = match target {
+            AccessTarget::Shared { block, offset } => {
+                self.blocks[block].shared_shadow.write(offset, bytes, stamp, lane, knowledge, repeats)
+            }
+            AccessTarget::Global(spot) => {
+                self.run.memory.shadow(spot).write(spot.offset, bytes, stamp, lane, knowledge, repeats)
+            }
+            AccessTarget::Local(_) | AccessTarget::Param(_) => None,
+        };
+        if let Some(other) = conflict {
+            self.report_conflict(lane, target, other, "a write");
+        }
+    }
+
+    pub(super) fn fetch(&self, target: AccessTarget, to: &mut [u8]) {
+        let bytes = to.len();
+        match target {
+            AccessTarget::Shared { block, offset } => {
+                to.copy_from_slice(&self.blocks[block].shared[offset..offset + bytes])
+            }
+            AccessTarget::Global(spot) => self.run.memory.load(spot, to),
+            AccessTarget::Local(at) => to.copy_from_slice(&self.warp.local[at..at + bytes]),
+            AccessTarget::Param(at) => to.copy_from_slice(&self.run.params[at..at + bytes]),
+        }
+    }
+
+    pub(super) fn put(&mut self, target: AccessTarget, from: &[u8]) {
+        let bytes = from.len();
+        match target {
+            AccessTarget::Shared { block, offset } => {
+                let block = &mut self.blocks[block];
+                block.shared[offset..offset + bytes].copy_from_slice(from);
+                block.shared_written.insert(offset, bytes);
+            }
+            AccessTarget::Global(spot) => self.run.memory.store(spot, from),
+            AccessTarget::Local(at) => self.warp.local[at..at + bytes].copy_from_slice(from),
+            AccessTarget::Param(_) => {}
+        }
+    }
+
+    /// Counts a request of the warp.
+    pub(super) fn count(&mut self, accesses: &[(usize, AccessTarget, u64)], bytes: usize) {
+        let mut global = Vec::new();
+        let mut shared = Vec::new();
+        for (lane, target, address) in accesses {
+            match target {
+                AccessTarget::Global(_) => global.push((*address, bytes as u32)),
+                AccessTarget::Shared { offset, .. } => shared.push((*lane, *offset as u64, bytes as u32)),
+                AccessTarget::Local(_) | AccessTarget::Param(_) => {}
+            }
+        }
+        if !global.is_empty() {
+            self.run.counters.global(self.pc, &global);
+        }
+        if !shared.is_empty() {
+            self.run.counters.shared(self.pc, &shared);
+        }
+    }
+
+    pub(super) fn load(
+        &mut self,
+        space: Space,
+        bytes: u32,
+        extend_to: Option<u32>,
+        to: &[Option<Register>],
+        address: Address,
+        order: MemoryOrder,
+    ) {
+        let addresses = self.addresses(address);
+        let total = bytes as usize * to.len();
+        // Parameters are the same in all lanes.
+        if space == Space::Param && matches!(address.base, ValueSource::Constant(_)) {
+            let Some(target) = self.target(self.mask.trailing_zeros() as usize, space, addresses[0], total) else {
+                return;
+            };
+            let mut contents = [0; 64];
+            self.fetch(target, &mut contents[..total]);
+            for (i, register) in to.iter().enumerate() {
+                let value = element(&contents, i, bytes, extend_to);
+                if let Some(register) = register {
+                    self.set(*register, &[value; WARP_SIZE]);
+                }
+            }
+            return;
+        }
+        let kind = if order == MemoryOrder::Weak { AccessKind::Ordinary } else { AccessKind::Atomic };
+        let mut results = [[0; WARP_SIZE]; 8];
+        let mut accesses = Vec::with_capacity(WARP_SIZE);
+        for lane in lanes_of(self.mask) {
+            let Some(target) = self.target(lane, space, addresses[lane], total) else { return };
+            self.check_read(lane, target, total, kind);
+            let mut contents = [0; 64];
+            self.fetch(target, &mut contents[..total]);
+            for i in 0..to.len() {
+                results[i][lane] = element(&contents, i, bytes, extend_to);
+            }
+            if order != MemoryOrder::Weak {
+                self.read_sync(addresses[lane], order);
+            }
+            accesses.push((lane, target, addresses[lane]));
+        }
+        self.count(&accesses, total);
+        for (register, values) in to.iter().zip(&results) {
+            if let Some(register) = register {
+                self.set(*register, values);
+            }
+        }
+    }
+
+    pub(super) fn store(
+        &mut self,
+        space: Space,
+        bytes: u32,
+        from: &[ValueSource],
+        address: Address,
+        order: MemoryOrder,
+    ) {
+        let addresses = self.addresses(address);
+        let width = bytes as usize;
+        let total = width * from.len();
+        let mut values = [[0; WARP_SIZE]; 8];
+        for (values, source) in values.iter_mut().zip(from) {
+            *values = self.get(*source);
+        }
+        let kind = if order == MemoryOrder::Weak { AccessKind::Ordinary } else { AccessKind::Atomic };
+        let mut accesses = Vec::with_capacity(WARP_SIZE);
+        for lane in lanes_of(self.mask) {
+            let Some(target) = self.target(lane, space, addresses[lane], total) else { return };
+            let mut contents = [0; 64];
+            for i in 0..from.len() {
+                contents[i * width..][..width].copy_from_slice(&values[i][lane].to_le_bytes()[..width]);
+            }
+            if self.warp.knowledge.is_some() {
+                let mut old = [0; 64];
+                self.fetch(target, &mut old[..total]);
+                self.check_write(lane, target, total, kind, old[..total] == contents[..total]);
+                self.warp.has_generic_writes |= matches!(target, AccessTarget::Shared { .. });
+            }
+            self.put(target, &contents[..total]);
+            if order != MemoryOrder::Weak {
+                self.write_sync(addresses[lane], order);
+            }
+            accesses.push((lane, target, addresses[lane]));
+        }
+        self.count(&accesses, total);
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "the fields of the operation")]
+    pub(super) fn atomic(
+        &mut self,
+        space: Space,
+        bytes: u32,
+        update: AtomicUpdate,
+        to: &[Option<Register>],
+        address: Address,
+        operands: &[[ValueSource; 2]],
+        order: MemoryOrder,
+    ) {
+        let addresses = self.addresses(address);
+        let width = bytes as usize;
+        let total = width * operands.len();
+        let operands: Vec<[LaneValues; 2]> = operands.iter().map(|pair| pair.map(|source| self.get(source))).collect();
+        let mut results = [[0; WARP_SIZE]; 8];
+        let mut accesses = Vec::with_capacity(WARP_SIZE);
+        for lane in lanes_of(self.mask) {
+            let Some(target) = self.target(lane, space, addresses[lane], total) else { return };
+            self.check_read(lane, target, total, AccessKind::Atomic);
+            self.check_write(lane, target, total, AccessKind::Atomic, false);
+            self.read_sync(addresses[lane], order);
+            self.write_sync(addresses[lane], order);
+            let mut contents = [0; 64];
+            self.fetch(target, &mut contents[..total]);
+            for (i, [b, c]) in operands.iter().enumerate() {
+                let old = element(&contents, i, bytes, None);
+                results[i][lane] = old;
+                let new = update(old, truncate(b[lane], bytes * 8), truncate(c[lane], bytes * 8));
+                contents[i * width..][..width].copy_from_slice(&new.to_le_bytes()[..width]);
+            }
+            self.put(target, &contents[..total]);
+            accesses.push((lane, target, addresses[lane]));
+        }
+        self.count(&accesses, total);
+        for (register, values) in to.iter().zip(&results) {
+            if let Some(register) = register {
+                self.set(*register, values);
+            }
+        }
+    }
+
+    /// The key under which an address's releases are kept. Shared memory of each block is apart.
+    fn sync_key(&self, address: u64) -> u64 {
+        let block = self.warp_number() / self.run.warps_per_block;
+        if address < 1 << 32 || address >> 56 != 0 { address | u64::from(block) << 32 } else { address }
+    }
+
+    /// A read of an atomic or volatile place: what was released there is known after an acquire or the next fence.
+    fn read_sync(&mut self, address: u64, order: MemoryOrder) {
+        let key = self.sync_key(address);
+        let Some(knowledge) = &mut self.warp.knowledge else { return };
+        let Some(released) = self.run.released.get(&key) else { return };
+        if matches!(order, MemoryOrder::Acquire | MemoryOrder::AcquireRelease) {
+            knowledge.acquire(released);
+        } else {
+            knowledge.read_released(released);
+        }
+    }
+
+    /// A write of such a place: it passes on what a fence before it, or the write itself, released.
+    fn write_sync(&mut self, address: u64, order: MemoryOrder) {
+        let key = self.sync_key(address);
+        let Some(knowledge) = &mut self.warp.knowledge else { return };
+        let released = if matches!(order, MemoryOrder::Release | MemoryOrder::AcquireRelease) {
+            knowledge.release()
+        } else {
+            match knowledge.released_by_fence() {
+                Some(released) => released.clone(),
+                None => return,
+            }
+        };
+        self.run.released.entry(key).or_default().join(&released);
+    }
+
+    pub(super) fn fence(&mut self, proxy_async: bool) {
+        if proxy_async {
+            self.warp.has_generic_writes = false;
+        }
+        if let Some(knowledge) = &mut self.warp.knowledge {
+            knowledge.fence();
+        }
+    }
+}
+
+/// Element `i` of loaded bytes.
+fn element(contents: &[u8; 64], i: usize, bytes: u32, extend_to: Option<u32>) -> u64 {
+    let width = bytes as usize;
+    let mut value = [0; 8];
+    value[..width].copy_from_slice(&contents[i * width..][..width]);
+    let value = u64::from_le_bytes(value);
+    match extend_to {
+        Some(register_bits) => truncate(sign_extend(value, bytes * 8) as u64, register_bits),
+        None => value,
+    }
+}

@@ -1,0 +1,281 @@
+//! One instruction of a warp's current group.
+
+use super::groups::GroupState;
+use super::{LaunchRun, ThreadBlock, Warp, lanes_of};
+use crate::findings::FindingKind;
+use crate::program::{
+    ArithmeticMode, Instruction, KernelProgram, LaneValues, Op, PredicateSource, ValueSource, WARP_SIZE,
+};
+use crate::races::Stamp;
+use crate::syntax::{Predicate, Register};
+
+/// An instruction that is executed: the lanes that take part, and all that it may touch.
+pub(super) struct Exec<'a, 'r> {
+    pub run: &'a mut LaunchRun<'r>,
+    pub blocks: &'a mut [ThreadBlock],
+    /// The warp's block. While the warp executes, it is not among the block's warps.
+    pub b: usize,
+    pub warp: &'a mut Warp,
+    pub pc: u32,
+    pub mask: u32,
+}
+
+/// What becomes of the group after an instruction.
+pub(super) enum Flow {
+    Next,
+    /// The lanes that took part go elsewhere.
+    Jump(u32),
+    /// The instruction is executed again when the state is over.
+    Wait(GroupState),
+    /// The group waits behind the instruction.
+    WaitBehind(GroupState),
+    /// The lanes that took part end.
+    End,
+    /// Places were changed by the instruction itself.
+    Moved,
+}
+
+/// Runs up to `steps` instructions of a warp.
+pub(super) fn run_warp(run: &mut LaunchRun<'_>, blocks: &mut [ThreadBlock], b: usize, w: usize, steps: u32) {
+    let program: &KernelProgram = run.program;
+    let mut warp = std::mem::take(&mut blocks[b].warps[w]);
+    for _ in 0..steps {
+        let Some(current) = warp.choose(&mut run.random) else { break };
+        let group = warp.groups[current];
+        let instruction = &program.code[group.pc as usize];
+        let mask = match instruction.guard {
+            None => group.mask,
+            Some(guard) => group.mask & predicate(&warp, guard),
+        };
+        run.counters.issue(group.pc, mask);
+        warp.run_length += 1;
+        let mut exec = Exec { run, blocks, b, warp: &mut warp, pc: group.pc, mask };
+        let flow = if mask == 0 { Flow::Next } else { exec.execute(instruction) };
+        match flow {
+            Flow::Next => warp.groups[current].pc += 1,
+            Flow::Jump(target) => {
+                warp.groups[current].pc += 1;
+                warp.split(mask, target);
+            }
+            Flow::Wait(state) => {
+                run.counters.wait(group.pc, mask);
+                // Lanes whose guard is false do not wait.
+                if mask != group.mask {
+                    warp.groups[current].pc += 1;
+                    warp.split(mask, group.pc);
+                    let waiting = warp.groups.len() - 1;
+                    warp.groups[waiting].state = state;
+                } else {
+                    warp.groups[current].state = state;
+                }
+                if let GroupState::AtWarpBarrier(_) = state {
+                    warp.meet(group.pc);
+                }
+            }
+            Flow::WaitBehind(state) => {
+                if mask != group.mask {
+                    warp.groups[current].pc += 1;
+                    warp.split(mask, group.pc);
+                    let waiting = warp.groups.len() - 1;
+                    warp.groups[waiting].state = state;
+                } else {
+                    warp.groups[current].state = state;
+                }
+            }
+            Flow::End => {
+                warp.groups[current].pc += 1;
+                warp.end(mask);
+            }
+            Flow::Moved => {}
+        }
+        if run.stopped {
+            break;
+        }
+        warp.regroup();
+    }
+    blocks[b].warps[w] = warp;
+}
+
+fn predicate(warp: &Warp, (Predicate(index), negated): PredicateSource) -> u32 {
+    let value = warp.predicates[index as usize];
+    if negated { !value } else { value }
+}
+
+impl Exec<'_, '_> {
+    /// The number of the warp in the launch.
+    pub fn warp_number(&self) -> u32 {
+        let [x, y, z] = self.blocks[self.b].id;
+        let [nx, ny, _] = self.run.launch.grid;
+        (x + nx * (y + ny * z)) * self.run.warps_per_block + self.warp.index as u32
+    }
+
+    pub fn report(&mut self, kind: FindingKind, lane: usize, other: Option<Stamp>, message: impl FnOnce() -> String) {
+        let at = (self.pc, self.warp_number(), lane);
+        self.run.report(kind, at, other, message);
+    }
+
+    pub fn get(&self, source: ValueSource) -> LaneValues {
+        match source {
+            ValueSource::Register(Register(index)) => self.warp.registers[index as usize],
+            ValueSource::Constant(value) => [value; WARP_SIZE],
+            ValueSource::Variable(index, offset) => {
+                [self.run.variables[index as usize].wrapping_add_signed(offset); WARP_SIZE]
+            }
+        }
+    }
+
+    /// The value of the lowest lane, for operands that are the same in all lanes.
+    pub fn uniform(&self, source: ValueSource) -> u64 {
+        self.get(source)[self.mask.trailing_zeros() as usize]
+    }
+
+    pub fn predicate(&self, source: PredicateSource) -> u32 {
+        predicate(self.warp, source)
+    }
+
+    pub fn set(&mut self, Register(index): Register, values: &LaneValues) {
+        let register = &mut self.warp.registers[index as usize];
+        if self.mask == u32::MAX {
+            *register = *values;
+        } else {
+            for lane in lanes_of(self.mask) {
+                register[lane] = values[lane];
+            }
+        }
+    }
+
+    pub fn set_predicate(&mut self, Predicate(index): Predicate, values: u32) {
+        let predicate = &mut self.warp.predicates[index as usize];
+        *predicate = *predicate & !self.mask | values & self.mask;
+    }
+
+    fn compute(&self, compute: crate::program::Compute, mode: ArithmeticMode, from: &[ValueSource; 3]) -> LaneValues {
+        let mut result = [0; WARP_SIZE];
+        compute(&from.map(|source| self.get(source)), mode, &mut result);
+        result
+    }
+
+    fn compare(&self, compute: crate::program::Compute, mode: ArithmeticMode, from: &[ValueSource; 3]) -> u32 {
+        let found = self.compute(compute, mode, from);
+        found.iter().enumerate().fold(0, |mask, (lane, found)| mask | (*found as u32) << lane)
+    }
+
+    fn execute(&mut self, instruction: &Instruction) -> Flow {
+        match &instruction.op {
+            Op::Nop | Op::Prefetch | Op::GridDependency => {}
+            Op::Compute { compute, mode, to, from } => {
+                let result = self.compute(*compute, *mode, from);
+                self.set(*to, &result);
+            }
+            Op::Compare { compute, mode, from, combine, with, to, negated_to } => {
+                let found = self.compare(*compute, *mode, from);
+                let with = with.map_or(0, |with| self.predicate(with));
+                if let Some(to) = to {
+                    self.set_predicate(*to, combine(found, with));
+                }
+                if let Some(to) = negated_to {
+                    self.set_predicate(*to, combine(!found, with));
+                }
+            }
+            Op::CompareSet { compute, mode, from, when_true, to } => {
+                let found = self.compute(*compute, *mode, from);
+                self.set(*to, &found.map(|found| if found != 0 { *when_true } else { 0 }));
+            }
+            Op::PredicateLogic { combine, to, a, b } => {
+                let value = combine(self.predicate(*a), self.predicate(*b));
+                self.set_predicate(*to, value);
+            }
+            Op::PredicateConstant { to, value } => self.set_predicate(*to, if *value { u32::MAX } else { 0 }),
+            Op::Carry { .. }
+            | Op::Select { .. }
+            | Op::ReadSpecial { .. }
+            | Op::Pack { .. }
+            | Op::Unpack { .. }
+            | Op::Window { .. }
+            | Op::IsSpace { .. }
+            | Op::MapShared { .. }
+            | Op::GetRank { .. } => self.moves(&instruction.op),
+            Op::Load { space, bytes, extend_to, to, address, order } => {
+                self.load(*space, *bytes, *extend_to, to, *address, *order);
+            }
+            Op::Store { space, bytes, from, address, order } => self.store(*space, *bytes, from, *address, *order),
+            Op::Atomic { space, bytes, update, to, address, operands, order } => {
+                self.atomic(*space, *bytes, *update, to, *address, operands, *order);
+            }
+            Op::Fence { proxy_async } => self.fence(*proxy_async),
+            Op::Branch { target } => return Flow::Jump(*target),
+            Op::BranchIndexed { targets, index } => return self.branch_indexed(targets, *index),
+            Op::Exit => return Flow::End,
+            Op::Trap => {
+                self.report(FindingKind::Trap, self.mask.trailing_zeros() as usize, None, || "the kernel traps".into());
+            }
+            Op::Barrier { .. } => return self.barrier(&instruction.op),
+            Op::ClusterBarrier { arrives, waits } => return self.cluster_barrier(*arrives, *waits),
+            Op::WarpBarrier { mask } => return self.warp_barrier(*mask),
+            Op::Shuffle { mask, .. }
+            | Op::Vote { mask, .. }
+            | Op::Match { mask, .. }
+            | Op::Reduce { mask, .. }
+            | Op::Elect { mask, .. } => {
+                if let Some(flow) = self.gather(*mask) {
+                    return flow;
+                }
+                self.warp_operation(&instruction.op);
+            }
+            Op::ActiveMask { to } => {
+                let active = u64::from(self.mask);
+                self.set(*to, &[active; WARP_SIZE]);
+            }
+            Op::Mma { .. }
+            | Op::LoadMatrix { .. }
+            | Op::StoreMatrix { .. }
+            | Op::MoveMatrix { .. }
+            | Op::Wgmma { .. } => {
+                if let Some(flow) = self.gather_all() {
+                    return flow;
+                }
+                self.tensor_operation(&instruction.op);
+            }
+            Op::WgmmaFence | Op::WgmmaCommit | Op::WgmmaWait { .. } => self.product_groups(&instruction.op),
+            Op::CopyAsync { bytes, to, from, source_bytes, ignore } => {
+                self.copy_async(*bytes, *to, *from, *source_bytes, *ignore);
+            }
+            Op::CopyAsyncCommit => self.commit_copies(),
+            Op::CopyAsyncWait { pending } => self.wait_for_copies(*pending),
+            Op::MbarrierTest { to, address, parity, phase, waits } => {
+                return self.mbarrier_test(*to, *address, *parity, *phase, *waits);
+            }
+            Op::MbarrierInit { .. }
+            | Op::MbarrierInvalidate { .. }
+            | Op::MbarrierArrive { .. }
+            | Op::MbarrierCompleteBytes { .. }
+            | Op::CopyAsyncMbarrier { .. } => self.mbarrier(&instruction.op),
+            Op::BulkToShared { .. }
+            | Op::BulkFromShared { .. }
+            | Op::TensorToShared { .. }
+            | Op::TensorFromShared { .. } => {
+                self.bulk_copy(&instruction.op);
+            }
+            Op::BulkCommit | Op::BulkWait { .. } => self.bulk_groups(&instruction.op),
+        }
+        Flow::Next
+    }
+
+    fn branch_indexed(&mut self, targets: &[u32], index: ValueSource) -> Flow {
+        let indices = self.get(index);
+        let current = self.warp.current.expect("a group is executing");
+        self.warp.groups[current].pc += 1;
+        // Each target takes its lanes out of the group, and the rest goes on.
+        let mut left = self.mask;
+        while left != 0 {
+            let lane = left.trailing_zeros() as usize;
+            let same = lanes_of(left).filter(|other| indices[*other] == indices[lane]).fold(0, |mask, l| mask | 1 << l);
+            left &= !same;
+            match targets.get(indices[lane] as usize) {
+                Some(target) => self.warp.split(same, *target),
+                None => self.report(FindingKind::Trap, lane, None, || "an index beyond the list of labels".into()),
+            }
+        }
+        Flow::Moved
+    }
+}

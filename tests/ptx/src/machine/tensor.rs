@@ -1,0 +1,115 @@
+//! `mma.sync`, and the instructions that move 8x8 matrices.
+
+use super::access::AccessTarget;
+use super::fragments::{read_a, read_accumulator, read_b, round, write_accumulator};
+use super::step::Exec;
+use crate::program::{Address, LaneValues, MmaShape, Op, ValueSource, WARP_SIZE};
+use crate::races::AccessKind;
+use crate::syntax::{Register, Space};
+
+impl Exec<'_, '_> {
+    pub(super) fn tensor_operation(&mut self, op: &Op) {
+        match op {
+            Op::Mma { shape, to, a, b, c } => self.mma(*shape, to, a, b, c),
+            Op::LoadMatrix { to, address, transposed, space } => self.load_matrix(to, *address, *transposed, *space),
+            Op::StoreMatrix { from, address, transposed, space } => {
+                self.store_matrix(from, *address, *transposed, *space);
+            }
+            Op::MoveMatrix { to, from } => {
+                let rows = matrix_rows(&self.get(*from));
+                let mut result = [0; WARP_SIZE];
+                for (lane, word) in result.iter_mut().enumerate() {
+                    let (g, t) = (lane / 4, lane % 4);
+                    *word = u64::from(rows[2 * t][g]) | u64::from(rows[2 * t + 1][g]) << 16;
+                }
+                self.set(*to, &result);
+            }
+            _ => self.wgmma(op),
+        }
+    }
+
+    pub(super) fn get_all(&self, sources: &[ValueSource]) -> Vec<LaneValues> {
+        sources.iter().map(|source| self.get(*source)).collect()
+    }
+
+    fn mma(&mut self, shape: MmaShape, to: &[Register], a: &[ValueSource], b: &[ValueSource], c: &[ValueSource]) {
+        let MmaShape { n, k, .. } = shape;
+        let a = read_a(&self.get_all(a), k, shape.a);
+        let b = read_b(&self.get_all(b), k, shape.b);
+        let c = read_accumulator(&self.get_all(c), n, shape.c);
+        let mut d = vec![0; 16 * n];
+        for row in 0..16 {
+            for column in 0..n {
+                let products = a[row * k..][..k].iter().zip(&b[column * k..][..k]);
+                let sum: f64 = products.map(|(a, b)| a * b).sum();
+                d[row * n + column] = round(sum + c[row * n + column], shape.d, shape.saturate);
+            }
+        }
+        for (register, values) in to.iter().zip(write_accumulator(&d, n, shape.d, to.len())) {
+            self.set(*register, &values);
+        }
+        self.run.counters.tensor(self.pc, 2 * (16 * n * k) as u64);
+    }
+
+    /// The rows of shared memory that lanes address, eight of each matrix.
+    fn matrix_targets(&mut self, count: usize, address: Address, space: Space) -> Option<Vec<(usize, AccessTarget)>> {
+        let addresses = self.addresses(address);
+        let mut targets = Vec::with_capacity(8 * count);
+        for (lane, address) in addresses.iter().enumerate().take(8 * count) {
+            targets.push((lane, self.target(lane, space, *address, 16)?));
+        }
+        let accesses: Vec<_> = targets.iter().map(|(lane, target)| (*lane, *target, addresses[*lane])).collect();
+        self.count(&accesses, 16);
+        Some(targets)
+    }
+
+    fn load_matrix(&mut self, to: &[Register], address: Address, transposed: bool, space: Space) {
+        let Some(targets) = self.matrix_targets(to.len(), address, space) else { return };
+        for (register, targets) in to.iter().zip(targets.chunks_exact(8)) {
+            let mut rows = [[0_u16; 8]; 8];
+            for (row, (address_lane, target)) in rows.iter_mut().zip(targets) {
+                let mut contents = [0; 16];
+                self.fetch(*target, &mut contents);
+                for (element, bytes) in row.iter_mut().zip(contents.as_chunks::<2>().0) {
+                    *element = u16::from_le_bytes(*bytes);
+                }
+                self.check_read(*address_lane, *target, 16, AccessKind::Ordinary);
+            }
+            let mut result = [0; WARP_SIZE];
+            for (lane, word) in result.iter_mut().enumerate() {
+                let (g, t) = (lane / 4, lane % 4);
+                let [low, high] = [2 * t, 2 * t + 1].map(|i| if transposed { rows[i][g] } else { rows[g][i] });
+                *word = u64::from(low) | u64::from(high) << 16;
+            }
+            self.set(*register, &result);
+        }
+    }
+
+    fn store_matrix(&mut self, from: &[ValueSource], address: Address, transposed: bool, space: Space) {
+        let Some(targets) = self.matrix_targets(from.len(), address, space) else { return };
+        for (source, targets) in from.iter().zip(targets.chunks_exact(8)) {
+            let rows = matrix_rows(&self.get(*source));
+            for (i, (lane, target)) in targets.iter().enumerate() {
+                let mut contents = [0; 16];
+                for j in 0..8 {
+                    let element = if transposed { rows[j][i] } else { rows[i][j] };
+                    contents[2 * j..][..2].copy_from_slice(&element.to_le_bytes());
+                }
+                self.check_write(*lane, *target, 16, AccessKind::Ordinary, false);
+                self.put(*target, &contents);
+            }
+        }
+        self.warp.has_generic_writes = true;
+    }
+}
+
+/// An 8x8 matrix that a register holds: lane 4 g + t has the elements 2 t and 2 t + 1 of row g.
+fn matrix_rows(values: &LaneValues) -> [[u16; 8]; 8] {
+    let mut rows = [[0; 8]; 8];
+    for (lane, word) in values.iter().enumerate() {
+        let (g, t) = (lane / 4, lane % 4);
+        rows[g][2 * t] = *word as u16;
+        rows[g][2 * t + 1] = (*word >> 16) as u16;
+    }
+    rows
+}

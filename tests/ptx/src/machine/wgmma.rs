@@ -1,0 +1,152 @@
+//! `wgmma`: products of a warp group's 64 rows, with operands in shared memory.
+//!
+//! Each warp computes its own 16 rows: warp w of the group has rows 16 w to 16 w + 15 of A and of the accumulator, so
+//! the four warps need not run at the same time here.
+
+use super::access::AccessTarget;
+use super::fragments::{number, read_a, read_accumulator, round, write_accumulator};
+use super::step::Exec;
+use crate::findings::FindingKind;
+use crate::program::{MmaShape, Op, PredicateSourceOrConstant, ValueSource};
+use crate::races::AccessKind;
+use crate::syntax::Space;
+use crate::tensor_map::Swizzle;
+use crate::types::ScalarType;
+
+/// A matrix in shared memory ("Matrix Descriptor Format" of the manual).
+#[derive(Clone, Copy, Debug)]
+struct MatrixDescriptor {
+    start: u64,
+    leading: u64,
+    stride: u64,
+    swizzle: Swizzle,
+}
+
+impl MatrixDescriptor {
+    fn decode(bits: u64) -> Self {
+        let field = |at: u32| (bits >> at & 0x3fff) << 4;
+        let swizzle = match bits >> 62 {
+            1 => Swizzle::Bytes128,
+            2 => Swizzle::Bytes64,
+            3 => Swizzle::Bytes32,
+            _ => Swizzle::None,
+        };
+        Self { start: field(0), leading: field(16), stride: field(32), swizzle }
+    }
+
+    /// Bytes of a row of the swizzle's pattern.
+    fn width(self) -> u64 {
+        match self.swizzle {
+            Swizzle::None => 16,
+            Swizzle::Bytes32 => 32,
+            Swizzle::Bytes64 => 64,
+            Swizzle::Bytes128 => 128,
+        }
+    }
+
+    /// The address of an element in row `row` (of M or N) and column `k`, of `bytes` bytes. Without `transposed` a row's
+    /// elements are next to each other, with it a column's.
+    fn address(self, row: u64, k: u64, bytes: u64, transposed: bool) -> u64 {
+        let width = self.width();
+        let offset = match (transposed, self.swizzle) {
+            (false, Swizzle::None) => {
+                (row / 8) * self.stride + (k * bytes / 16) * self.leading + (row % 8) * 16 + k * bytes % 16
+            }
+            (false, _) => (row / 8) * self.stride + (row % 8) * width + k * bytes,
+            (true, Swizzle::None) => {
+                (row * bytes / 16) * self.stride + (k / 8) * self.leading + (k % 8) * 16 + row * bytes % 16
+            }
+            (true, _) => {
+                (row * bytes / width) * self.leading + (k / 8) * self.stride + (k % 8) * width + row * bytes % width
+            }
+        };
+        self.swizzle.apply(self.start + offset)
+    }
+}
+
+impl Exec<'_, '_> {
+    /// `rows` x k elements from row `first` on, row-major, that a descriptor describes.
+    fn described(
+        &mut self,
+        descriptor: ValueSource,
+        (first, rows): (usize, usize),
+        k: usize,
+        scalar: ScalarType,
+        transposed: bool,
+    ) -> Option<Vec<f64>> {
+        let descriptor = MatrixDescriptor::decode(self.uniform(descriptor));
+        let bytes = u64::from(scalar.bytes());
+        let mut matrix = Vec::with_capacity(rows * k);
+        for row in first..first + rows {
+            for column in 0..k {
+                let address = descriptor.address(row as u64, column as u64, bytes, transposed);
+                let target = self.target(0, Space::Shared, address, bytes as usize)?;
+                self.check_read(0, target, bytes as usize, AccessKind::Ordinary);
+                let mut contents = [0; 8];
+                self.fetch(target, &mut contents[..bytes as usize]);
+                debug_assert!(matches!(target, AccessTarget::Shared { .. }));
+                matrix.push(number(u64::from_le_bytes(contents), scalar));
+            }
+        }
+        Some(matrix)
+    }
+
+    pub(super) fn wgmma(&mut self, op: &Op) {
+        let Op::Wgmma { shape, to, a, b, accumulates, negate, transposed } = op else {
+            unreachable!("only called for wgmma")
+        };
+        if self.warp.has_generic_writes {
+            self.report(FindingKind::Proxy, 0, None, || {
+                "wgmma reads shared memory that this warp has written since its last fence.proxy.async".into()
+            });
+        }
+        let MmaShape { n, k, .. } = *shape;
+        let a = match a[..] {
+            [descriptor] => {
+                let first = 16 * (self.warp.index % 4);
+                let Some(a) = self.described(descriptor, (first, 16), k, shape.a, transposed[0]) else { return };
+                a
+            }
+            _ => read_a(&self.get_all(a), k, shape.a),
+        };
+        let Some(b) = self.described(*b, (0, n), k, shape.b, transposed[1]) else { return };
+        let accumulates = match accumulates {
+            PredicateSourceOrConstant::Predicate(by) => self.predicate(*by) & self.mask != 0,
+            PredicateSourceOrConstant::Constant(value) => *value,
+        };
+        let registers: Vec<_> = to.iter().map(|register| self.warp.registers[register.0 as usize]).collect();
+        let c = if accumulates { read_accumulator(&registers, n, shape.d) } else { vec![0.0; 16 * n] };
+        let sign = if negate[0] != negate[1] { -1.0 } else { 1.0 };
+        let mut d = vec![0; 16 * n];
+        for row in 0..16 {
+            for column in 0..n {
+                let products = a[row * k..][..k].iter().zip(&b[column * k..][..k]);
+                let sum: f64 = products.map(|(a, b)| a * b).sum();
+                d[row * n + column] = round(sign * sum + c[row * n + column], shape.d, shape.saturate);
+            }
+        }
+        for (register, values) in to.iter().zip(write_accumulator(&d, n, shape.d, to.len())) {
+            self.set(*register, &values);
+        }
+        self.warp.products.push((to.iter().map(|register| register.0).collect(), None));
+        self.run.counters.tensor(self.pc, 2 * (16 * n * k) as u64);
+    }
+
+    /// `wgmma.fence`, `.commit_group` and `.wait_group`.
+    pub(super) fn product_groups(&mut self, op: &Op) {
+        match op {
+            Op::WgmmaCommit => {
+                self.warp.products_committed += 1;
+                let group = self.warp.products_committed;
+                for (_, of) in self.warp.products.iter_mut().filter(|(_, of)| of.is_none()) {
+                    *of = Some(group);
+                }
+            }
+            Op::WgmmaWait { pending } => {
+                let committed = self.warp.products_committed;
+                self.warp.products.retain(|(_, group)| group.is_none_or(|group| group + pending > committed));
+            }
+            _ => {}
+        }
+    }
+}
