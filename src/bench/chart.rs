@@ -82,9 +82,18 @@ const NUM_COLOURS: usize = 6;
 impl Chart {
     /// A whole SVG document.
     pub fn svg(&self) -> String {
+        self.drawn(STYLE)
+    }
+
+    /// An element for a page that has [`STYLE`].
+    pub fn element(&self) -> String {
+        self.drawn("")
+    }
+
+    fn drawn(&self, style: &str) -> String {
         let legend = legend(self.series.iter().map(|series| series.name.as_str()));
         let plot = Plot::new(self, LEGEND_Y + legend.1 + 6.0);
-        let mut svg = beginning(&self.title, STYLE);
+        let mut svg = beginning(&self.title, style);
         svg += &legend.0;
         plot.axes(&mut svg, self);
         match self.kind {

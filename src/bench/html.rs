@@ -107,7 +107,8 @@ fn push(page: &mut String, text: &str) {
     page.push_str(text);
 }
 
-fn beginning(title: &str) -> String {
+/// A page up to its title: neither it nor what follows loads anything.
+pub fn beginning(title: &str) -> String {
     let title = escape(title);
     format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\

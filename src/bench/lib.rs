@@ -11,7 +11,7 @@ pub mod gpu;
 mod html;
 mod levels;
 mod memory;
-
+mod paper;
 mod replay;
 mod report;
 mod result;
@@ -72,6 +72,12 @@ pub enum BenchCommand {
     /// latency by memory size, and the swap pool as a second level of the prefix cache. They run in this process, one
     /// after the other.
     Memory(Box<memory::MemoryArgs>),
+    /// Compare the claims of the PagedAttention paper with what is found here, as one HTML report
+    ///
+    /// Static batches, dynamic batches and reservations of three kinds run in front of the same engine as the paged
+    /// server: by a simulated clock for the paper's models and GPUs, and with the configured model on this machine. A
+    /// run that was cut goes on where it was.
+    Paper(Box<paper::PaperArgs>),
 }
 
 /// The exit status is 1 if a request failed.
@@ -84,6 +90,7 @@ pub fn run(command: BenchCommand) -> Result<ExitCode, StartError> {
         BenchCommand::Gpu(args) => gpu::run(&args),
         BenchCommand::Replay(args) => replay::run(&args),
         BenchCommand::Memory(args) => memory::run(&args),
+        BenchCommand::Paper(args) => paper::run(&args),
     }
 }
 

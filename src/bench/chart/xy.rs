@@ -1,6 +1,6 @@
 //! Lines over numbers: a distribution, something over time, one measure against another.
 
-use super::{BOTTOM, HEIGHT, LEFT, LEGEND_Y, RIGHT, WIDTH};
+use super::{BOTTOM, HEIGHT, LEFT, LEGEND_Y, RIGHT, STYLE, WIDTH};
 use super::{beginning, colour, escape, legend, number, push, scale, text, y_label};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,11 +43,20 @@ const MOST_DOTS: usize = 24;
 const MARKS_ROOM: f64 = 16.0;
 
 impl XyChart {
-    /// An element for a page that has [`STYLE`](super::STYLE).
+    /// A whole SVG document.
+    pub fn svg(&self) -> String {
+        self.drawn(STYLE)
+    }
+
+    /// An element for a page that has [`STYLE`].
     pub fn element(&self) -> String {
+        self.drawn("")
+    }
+
+    fn drawn(&self, style: &str) -> String {
         let legend = legend(self.lines.iter().map(|line| line.name.as_str()));
         let top = LEGEND_Y + legend.1 + 6.0 + if self.marks.is_empty() { 0.0 } else { MARKS_ROOM };
-        let mut svg = beginning(&self.title, "");
+        let mut svg = beginning(&self.title, style);
         svg += &legend.0;
         let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
         let points = || self.lines.iter().flat_map(|line| &line.points);

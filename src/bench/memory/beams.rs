@@ -78,7 +78,7 @@ impl Beams {
 }
 
 /// A search that goes on to its last token: no token ends it.
-fn search(width: u32, max_tokens: u32) -> SamplingParams {
+pub fn search(width: u32, max_tokens: u32) -> SamplingParams {
     let beam = BeamParams { width, length_penalty: 1.0, early_stopping: EarlyStopping::No, logprobs: None };
     let params = SamplingParams { max_tokens, temperature: 0.0, beam: Some(beam), ..SamplingParams::default() };
     SamplingParams { logprobs: Some(beam::num_candidates(&params)), ..params }

@@ -28,8 +28,8 @@ pub enum SectionPart {
 /// A Markdown table.
 #[derive(Clone, Debug, Default)]
 pub struct Table {
-    header: Vec<String>,
-    rows: Vec<Vec<String>>,
+    pub header: Vec<String>,
+    pub rows: Vec<Vec<String>>,
 }
 
 impl Table {

@@ -24,7 +24,7 @@ const SAMPLES: [u32; 5] = [2, 4, 6, 8, 16];
 /// Tokens of the paper's translation prompts, with one example and with five.
 const PREFIXES: [usize; 2] = [80, 341];
 /// Requests of samples, and of prefixes, that run at once.
-const CONCURRENCY: usize = 16;
+pub const CONCURRENCY: usize = 16;
 /// The size of the vocabulary without a model.
 const VOCAB_SIZE: u32 = 32_000;
 /// The default maximum length: that of the paper's model.
@@ -78,7 +78,7 @@ pub fn measure(setup: &SharingSetup) -> Result<Section, StartError> {
     Ok(section(setup, beams.model(), &savings))
 }
 
-fn samples(dataset: &Dataset, lengths: &[Lengths], n: u32, block_size: usize, seed: u64) -> Saving {
+pub fn samples(dataset: &Dataset, lengths: &[Lengths], n: u32, block_size: usize, seed: u64) -> Saving {
     let mut random = TokenSource::new(seed, RandomStream::Prompts, VOCAB_SIZE);
     let jobs: Vec<LoadJob> =
         lengths.iter().map(|lengths| job(random.take(lengths.prompt), lengths.output, n)).collect();

@@ -9,7 +9,7 @@ use pagetide_base::ids::{BlockId, CopyId, SeqId, TokenId};
 use pagetide_base::sampling::params::SamplingParams;
 use pagetide_config::Config;
 use pagetide_engine::plan::{PlannedSeq, SamplePlan, StepPlan, SwapIn};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Instant;
@@ -26,21 +26,27 @@ pub struct SwapSetup<'a> {
 }
 
 /// Medians, in milliseconds.
-#[derive(Clone, Copy, Debug, Serialize)]
-struct SwapRow {
-    block_size: usize,
-    out_ms: f64,
-    in_ms: f64,
-    recompute_ms: f64,
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct SwapRow {
+    pub block_size: usize,
+    pub out_ms: f64,
+    pub in_ms: f64,
+    pub recompute_ms: f64,
 }
 
 impl SwapRow {
-    fn swap_ms(&self) -> f64 {
+    pub fn swap_ms(&self) -> f64 {
         self.out_ms + self.in_ms
     }
 }
 
 pub fn measure(setup: &SwapSetup) -> Result<Section, StartError> {
+    let (device, rows) = rows(setup)?;
+    Ok(section(setup, &device, &rows))
+}
+
+/// Model and device, and a row for each block size.
+pub fn rows(setup: &SwapSetup) -> Result<(String, Vec<SwapRow>), StartError> {
     let mut rows = Vec::new();
     let mut device = String::new();
     for block_size in setup.block_sizes {
@@ -52,7 +58,7 @@ pub fn measure(setup: &SwapSetup) -> Result<Section, StartError> {
         device = model::subject(&model.name, &model.loaded);
         rows.push(measure_one(setup, &mut model, *block_size)?);
     }
-    Ok(section(setup, &device, &rows))
+    Ok((device, rows))
 }
 
 fn measure_one(setup: &SwapSetup, model: &mut BenchModel, block_size: usize) -> Result<SwapRow, StartError> {

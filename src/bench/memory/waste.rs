@@ -11,13 +11,13 @@ use pagetide_base::error::StartError;
 use pagetide_base::sampling::params::SamplingParams;
 use pagetide_engine::scheduler::PlannedStep;
 use pagetide_engine::state::EngineState;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Uses of the memory as fractions of all slots, averaged over the steps in which a request waited.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Waste {
     pub system: String,
     /// Slots that hold a token.
@@ -193,7 +193,7 @@ const ABOUT: &str = "Fractions of all slots of the KV memory (a slot holds a tok
                      exactly the length, by a buddy allocator (Oracle) and by first fit.";
 
 impl WasteSetup {
-    fn rows(&self) -> Vec<Waste> {
+    pub fn rows(&self) -> Vec<Waste> {
         let Self { requests, block_sizes, .. } = self;
         let (max_model_len, num_slots) = (self.max_model_len, self.num_slots);
         let static_slots = num_slots / max_model_len * max_model_len;
