@@ -39,6 +39,12 @@
 //! - `float`, `mufu`: arithmetic with the bits of the hardware.
 //! - `races`, `findings`: the sanitizer; `counters`: the profiler.
 
+#![allow(
+    clippy::neg_cmp_op_on_partial_ord,
+    clippy::double_comparisons,
+    reason = "PTX's comparisons are defined by what they give for NaN"
+)]
+
 pub mod counters;
 mod decoder;
 mod error;
@@ -49,7 +55,7 @@ mod lexer;
 mod machine;
 mod memory;
 mod module;
-pub mod mufu;
+mod mufu;
 mod parser;
 pub mod program;
 mod races;

@@ -1,7 +1,7 @@
 //! The approximations of the multi-function unit.
 //!
 //! The manual bounds their errors and does not say their bits. By default the result here is the exact one, rounded.
-//! [`set_error`] moves results towards the bound, to see that a kernel does not depend on better ones.
+//! `GpuOptions::approximation_error` moves results towards the bound, to see that a kernel does not depend on better ones.
 //!
 //! | instruction | bound (PTX manual) |
 //! |---|---|
@@ -21,7 +21,7 @@ thread_local! {
 }
 
 /// Moves the results of all approximations that this thread computes by `fraction` of the bound, from -1 to 1.
-pub fn set_error(fraction: f64) {
+pub(crate) fn set_error(fraction: f64) {
     ERROR.set(fraction.clamp(-1.0, 1.0));
 }
 
@@ -31,7 +31,6 @@ fn relative(x: f64, bound: f64) -> f32 {
     if fraction == 0.0 {
         return x as f32;
     }
-    // Half a unit is left for the rounding.
     (x * (1.0 + fraction * bound)) as f32
 }
 
@@ -39,10 +38,14 @@ fn absolute(x: f64, bound: f64) -> f32 {
     (x + ERROR.get() * bound) as f32
 }
 
+/// Half a unit in the last place is left for the rounding.
 const HALF_UNIT: f64 = 1.0 / (1 << 24) as f64;
+/// Bounds of 1 and of 2 units in the last place, for any mantissa.
+const ONE_UNIT: f64 = 0.5 * HALF_UNIT;
+const TWO_UNITS: f64 = 1.5 * HALF_UNIT;
 
 pub fn reciprocal(x: f32) -> f32 {
-    relative(1.0 / f64::from(x), HALF_UNIT)
+    relative(1.0 / f64::from(x), ONE_UNIT)
 }
 
 pub fn divide(a: f32, b: f32) -> f32 {
@@ -55,11 +58,11 @@ pub fn divide(a: f32, b: f32) -> f32 {
 
 /// `div.full` scales its operands, so large divisors are fine.
 pub fn divide_full(a: f32, b: f32) -> f32 {
-    relative(f64::from(a) / f64::from(b), 2.0 * HALF_UNIT)
+    relative(f64::from(a) / f64::from(b), TWO_UNITS)
 }
 
 pub fn square_root(x: f32) -> f32 {
-    relative(f64::from(x).sqrt(), HALF_UNIT)
+    relative(f64::from(x).sqrt(), ONE_UNIT)
 }
 
 pub fn reciprocal_square_root(x: f32) -> f32 {
@@ -67,12 +70,12 @@ pub fn reciprocal_square_root(x: f32) -> f32 {
 }
 
 pub fn exp2(x: f32) -> f32 {
-    relative(f64::from(x).exp2(), 2.0 * HALF_UNIT)
+    relative(f64::from(x).exp2(), TWO_UNITS)
 }
 
 pub fn log2(x: f32) -> f32 {
     let exact = f64::from(x).log2();
-    if x > 0.5 && x < 2.0 { absolute(exact, 2.0_f64.powi(-22) - HALF_UNIT) } else { relative(exact, 2.0 * HALF_UNIT) }
+    if x > 0.5 && x < 2.0 { absolute(exact, 2.0_f64.powi(-22) - HALF_UNIT) } else { relative(exact, TWO_UNITS) }
 }
 
 pub fn sine(x: f32) -> f32 {

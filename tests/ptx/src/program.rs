@@ -314,7 +314,7 @@ pub enum Op {
     },
     Mma {
         shape: MmaShape,
-        to: Box<[Register]>,
+        to: Box<[Option<Register>]>,
         a: Box<[ValueSource]>,
         b: Box<[ValueSource]>,
         c: Box<[ValueSource]>,

@@ -60,7 +60,7 @@ pub fn table(counters: &Counters) -> String {
     let per_request = |amount: u64| amount as f64 / total.requests.max(1) as f64;
     let _ = writeln!(
         text,
-        "\nglobal memory: {} bytes in {} requests, {:.1} sectors a request, {:.0}% of the sectors' bytes used",
+        "\nglobal memory: {} bytes in {} requests, {:.1} sectors a request, {:.0}% of the sectors' bytes asked for",
         total.global_bytes,
         total.requests,
         per_request(total.sectors),

@@ -13,7 +13,11 @@ impl Bits {
     /// A float32 near 1, or any.
     fn float(&mut self) -> f32 {
         let bits = self.next() as u32;
-        if self.next() % 4 == 0 { f32::from_bits(bits) } else { f32::from_bits(bits & 0x80ff_ffff | 0x3f00_0000) }
+        if self.next().is_multiple_of(4) {
+            f32::from_bits(bits)
+        } else {
+            f32::from_bits(bits & 0x80ff_ffff | 0x3f00_0000)
+        }
     }
 }
 

@@ -184,3 +184,25 @@ fn every_pattern_of_the_table_can_be_matched() {
         assert_eq!(found.name(), row.name());
     }
 }
+
+#[test]
+fn approximations_stay_within_the_manual_s_bounds() {
+    use ptx_interpreter::{GpuOptions, GridLaunch, Module, VirtualGpu};
+    // Two units in the last place of 2^x, for x from 0 to 1: mantissas from 1 to 2.
+    let text = kernel(
+        "",
+        "cvt.rn.f32.u32 %f1, %r0; mul.f32 %f1, %f1, 0f3C800000; ex2.approx.ftz.f32 %f2, %f1; st.global.f32 [%d1], %f2;",
+    );
+    let module = Module::parse(&text).unwrap();
+    let with = |approximation_error| {
+        let mut gpu = VirtualGpu::new(GpuOptions { approximation_error, ..GpuOptions::default() });
+        let out = gpu.memory.allocate(4 * 64);
+        gpu.launch(&module, "test", &GridLaunch::new([1; 3], [64, 1, 1], 0), &out.to_le_bytes()).unwrap();
+        gpu.memory.read(out, 4 * 64).as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect::<Vec<_>>()
+    };
+    let exact = with(0.0);
+    for error in [-1.0, 1.0] {
+        let found = with(error);
+        assert!(found != exact && found.iter().zip(&exact).all(|(a, b)| a.abs_diff(*b) <= 2), "{error}");
+    }
+}

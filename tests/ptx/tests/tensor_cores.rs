@@ -133,7 +133,7 @@ fn a_warp_group_multiplies_what_tensor_copies_bring() {
         )
     };
     // A descriptor: start / 16, leading offset, stride of 8 rows (1024 / 16), 128-byte swizzle.
-    let body = |swizzle: u64| {
+    let body = |swizzle: u64, wait: &str| {
         format!(
         "mov.u32 %r20, full; mov.u32 %r21, tile; setp.ne.u32 %p1, %r0, 0;
          @!%p1 mbarrier.init.shared.b64 [%r20], 1; bar.sync 0; @%p1 bra WAIT;
@@ -145,15 +145,16 @@ fn a_warp_group_multiplies_what_tensor_copies_bring() {
          shr.u32 %r23, %r21, 4; cvt.u64.u32 %d4, %r23; or.b64 %d4, %d4, {0}; add.s64 %d5, %d4, 512;
          mov.f32 %f1, 0f00000000; mov.f32 %f2, %f1; mov.f32 %f3, %f1; mov.f32 %f4, %f1;
          wgmma.fence.sync.aligned; {1} {2} {3} {4}
-         wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;
+         wgmma.commit_group.sync.aligned; {5}
          shl.b32 %r24, %r0, 4; cvt.u64.u32 %d8, %r24; add.s64 %d8, %d0, %d8;
          st.global.v4.f32 [%d8+16384], {{%f1, %f2, %f3, %f4}};",
         swizzle << 62 | 64 << 32 | 1 << 16,
-        step(0), step(2), step(4), step(6)
+        step(0), step(2), step(4), step(6), wait
     )
     };
-    let wrong_by_swizzle = [1, 2].map(|swizzle| {
-        let module = ptx_interpreter::Module::parse(&kernel(shared, &body(swizzle))).unwrap();
+    let wait = "wgmma.wait_group.sync.aligned 0;";
+    let wrong = [(1, wait), (2, wait), (1, "")].map(|(swizzle, wait)| {
+        let module = ptx_interpreter::Module::parse(&kernel(shared, &body(swizzle, wait))).unwrap();
         let mut gpu = ptx_interpreter::VirtualGpu::default();
         let out = gpu.memory.allocate(32768);
         let matrix: Vec<u8> = (0..72 * 64).flat_map(|i| (bf16(small(i / 64, i % 64)) as u16).to_le_bytes()).collect();
@@ -172,7 +173,10 @@ fn a_warp_group_multiplies_what_tensor_copies_bring() {
         }
         let launch = ptx_interpreter::GridLaunch::new([1; 3], [128, 1, 1], 0);
         let report = gpu.launch(&module, "test", &launch, &out.to_le_bytes()).unwrap();
-        assert_eq!(report.failure(), None);
+        match report.failure() {
+            Some(failure) => assert!(wait.is_empty() && failure.contains("missing wait"), "{failure}"),
+            None => assert!(!wait.is_empty()),
+        }
         let mut wrong = 0;
         for thread in 0..128_usize {
             let found = gpu.memory.read(out + 16384 + 16 * thread as u64, 16);
@@ -184,8 +188,8 @@ fn a_warp_group_multiplies_what_tensor_copies_bring() {
         }
         wrong
     });
-    assert_eq!(wrong_by_swizzle[0], 0);
-    assert!(wrong_by_swizzle[1] > 100, "a wrong swizzle is noticed");
+    assert_eq!(wrong[0], 0);
+    assert!(wrong[1] > 100, "a wrong swizzle is noticed");
 }
 
 #[test]

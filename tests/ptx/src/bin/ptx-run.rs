@@ -22,6 +22,7 @@ usage: ptx-run FILE [options]
                            file:PATH                            device memory with a file's contents
   --print I:TYPE:N       after the launch, the first N numbers (u32, s32, f32) of argument I, from 0
   --seed N               the order of blocks, warps and lanes (1)
+  --approximation E      results of ex2.approx and the like are off by E times the manual's bound, -1 to 1 (0)
   --fast                 do not look for races and unwritten bytes
   --device a100|h100     the device of the roofline (h100)
   --lines N              the N source lines with the most issue slots (10)
@@ -52,6 +53,7 @@ struct Arguments {
     prints: Vec<String>,
     seed: Option<u64>,
     fast: bool,
+    approximation_error: f64,
     device: Option<String>,
     lines: Option<usize>,
 }
@@ -86,6 +88,7 @@ fn parse(words: Vec<String>) -> Result<Arguments, String> {
             "--cluster" => arguments.cluster = Some(extent(&value()?, "--cluster")?),
             "--shared" => arguments.shared_bytes = number(&value()?, "--shared")?,
             "--seed" => arguments.seed = Some(number(&value()?, "--seed")?),
+            "--approximation" => arguments.approximation_error = number(&value()?, "--approximation")?,
             "--device" => arguments.device = Some(value()?),
             "--lines" => arguments.lines = Some(number(&value()?, "--lines")?),
             "--print" => arguments.prints.push(value()?),
@@ -175,6 +178,7 @@ fn run(words: Vec<String>) -> Result<bool, String> {
     let mut gpu = VirtualGpu::new(GpuOptions {
         seed: arguments.seed.unwrap_or(1),
         sanitize: !arguments.fast,
+        approximation_error: arguments.approximation_error,
         ..GpuOptions::default()
     });
     let mut params = vec![0; program.param_bytes as usize];

@@ -26,8 +26,12 @@ fn shape(decoder: &InstructionDecoder<'_>) -> PtxResult<MmaShape> {
 pub fn mma(decoder: &InstructionDecoder<'_>) -> PtxResult<Op> {
     let shape = shape(decoder)?;
     let word = ScalarType::B32;
-    let (to, a, b, c) =
-        (decoder.registers(0)?, decoder.sources(1, word)?, decoder.sources(2, word)?, decoder.sources(3, word)?);
+    let (to, a, b, c) = (
+        decoder.registers_or_sinks(0)?,
+        decoder.sources(1, word)?,
+        decoder.sources(2, word)?,
+        decoder.sources(3, word)?,
+    );
     // A fragment's elements fill whole registers in all 32 lanes.
     let words =
         |elements: usize, scalar: ScalarType| (elements * scalar.bits().max(4) as usize / 32).div_ceil(32).max(1);

@@ -268,8 +268,8 @@ impl Exec<'_, '_> {
             self.check_read(lane, target, total, kind);
             let mut contents = [0; 64];
             self.fetch(target, &mut contents[..total]);
-            for i in 0..to.len() {
-                results[i][lane] = element(&contents, i, bytes, extend_to);
+            for (i, result) in results.iter_mut().enumerate().take(to.len()) {
+                result[lane] = element(&contents, i, bytes, extend_to);
             }
             if order != MemoryOrder::Weak {
                 self.read_sync(addresses[lane], order);

@@ -42,15 +42,7 @@ impl Exec<'_, '_> {
                 self.put(target, &contents[..total]);
             }
             let stamp = self.stamp(lane, AccessKind::Pending).unwrap_or_default();
-            self.warp.copies.push(PendingCopy {
-                lane,
-                group: None,
-                offset,
-                contents,
-                bytes: total,
-                is_stored,
-                stamp,
-            });
+            self.warp.copies.push(PendingCopy { lane, group: None, offset, contents, bytes: total, is_stored, stamp });
         }
         self.count(&reads, total);
         self.count(&writes, total);

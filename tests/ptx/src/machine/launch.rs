@@ -8,6 +8,7 @@ use crate::error::{PtxError, PtxResult};
 use crate::findings::{FindingKind, KernelFinding};
 use crate::memory::{ByteSet, GpuMemory};
 use crate::module::Module;
+use crate::mufu;
 use crate::program::{KernelProgram, Op};
 use crate::races::{Knowledge, Shadow};
 use std::collections::HashMap;
@@ -23,11 +24,13 @@ pub struct GpuOptions {
     pub resident_blocks: usize,
     /// Warp instructions after which a launch counts as stuck.
     pub max_instructions: u64,
+    /// How far results of `ex2.approx` and the like are from the exact ones, from -1 to 1 times the manual's bound.
+    pub approximation_error: f64,
 }
 
 impl Default for GpuOptions {
     fn default() -> Self {
-        Self { seed: 1, sanitize: true, resident_blocks: 3, max_instructions: 1 << 32 }
+        Self { seed: 1, sanitize: true, resident_blocks: 3, max_instructions: 1 << 32, approximation_error: 0.0 }
     }
 }
 
@@ -138,6 +141,7 @@ impl VirtualGpu {
             bulk: Vec::new(),
             cluster_barriers: HashMap::new(),
         };
+        mufu::set_error(run.options.approximation_error);
         run.all_blocks();
         let report = LaunchReport { findings: run.findings, counters: run.counters };
         self.memory.clear_shadows();
@@ -163,8 +167,7 @@ fn check(program: &KernelProgram, launch: &GridLaunch, params: &[u8]) -> PtxResu
     if program.dynamic_shared + shared_bytes > 228 << 10 {
         return error(format!("{shared_bytes} bytes of shared memory: a block has at most 228 KiB"));
     }
-    if cluster.iter().any(|blocks| *blocks == 0) || grid.iter().zip(cluster).any(|(grid, cluster)| grid % cluster != 0)
-    {
+    if cluster.contains(&0) || grid.iter().zip(cluster).any(|(grid, cluster)| grid % cluster != 0) {
         return error(format!("cluster {cluster:?}: must divide the grid {grid:?}"));
     }
     if params.len() != program.param_bytes as usize {

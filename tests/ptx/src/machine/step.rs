@@ -8,6 +8,7 @@ use crate::program::{
 };
 use crate::races::Stamp;
 use crate::syntax::{Predicate, Register};
+use std::cell::Cell;
 
 /// An instruction that is executed: the lanes that take part, and all that it may touch.
 pub(super) struct Exec<'a, 'r> {
@@ -18,6 +19,8 @@ pub(super) struct Exec<'a, 'r> {
     pub warp: &'a mut Warp,
     pub pc: u32,
     pub mask: u32,
+    /// Whether the instruction has read a register that a `wgmma` may still write.
+    pub reads_pending: Cell<bool>,
 }
 
 /// What becomes of the group after an instruction.
@@ -49,8 +52,13 @@ pub(super) fn run_warp(run: &mut LaunchRun<'_>, blocks: &mut [ThreadBlock], b: u
         };
         run.counters.issue(group.pc, mask);
         warp.run_length += 1;
-        let mut exec = Exec { run, blocks, b, warp: &mut warp, pc: group.pc, mask };
+        let mut exec = Exec { run, blocks, b, warp: &mut warp, pc: group.pc, mask, reads_pending: Cell::new(false) };
         let flow = if mask == 0 { Flow::Next } else { exec.execute(instruction) };
+        if exec.reads_pending.get() {
+            exec.report(FindingKind::MissingWait, mask.trailing_zeros() as usize, None, || {
+                "a read of a register that a wgmma writes, without wgmma.wait_group".into()
+            });
+        }
         match flow {
             Flow::Next => warp.groups[current].pc += 1,
             Flow::Jump(target) => {
@@ -116,7 +124,12 @@ impl Exec<'_, '_> {
 
     pub fn get(&self, source: ValueSource) -> LaneValues {
         match source {
-            ValueSource::Register(Register(index)) => self.warp.registers[index as usize],
+            ValueSource::Register(Register(index)) => {
+                if self.warp.products.iter().any(|(registers, _)| registers.contains(&index)) {
+                    self.reads_pending.set(true);
+                }
+                self.warp.registers[index as usize]
+            }
             ValueSource::Constant(value) => [value; WARP_SIZE],
             ValueSource::Variable(index, offset) => {
                 [self.run.variables[index as usize].wrapping_add_signed(offset); WARP_SIZE]

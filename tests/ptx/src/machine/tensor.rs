@@ -32,7 +32,14 @@ impl Exec<'_, '_> {
         sources.iter().map(|source| self.get(*source)).collect()
     }
 
-    fn mma(&mut self, shape: MmaShape, to: &[Register], a: &[ValueSource], b: &[ValueSource], c: &[ValueSource]) {
+    fn mma(
+        &mut self,
+        shape: MmaShape,
+        to: &[Option<Register>],
+        a: &[ValueSource],
+        b: &[ValueSource],
+        c: &[ValueSource],
+    ) {
         let MmaShape { n, k, .. } = shape;
         let a = read_a(&self.get_all(a), k, shape.a);
         let b = read_b(&self.get_all(b), k, shape.b);
@@ -46,7 +53,9 @@ impl Exec<'_, '_> {
             }
         }
         for (register, values) in to.iter().zip(write_accumulator(&d, n, shape.d, to.len())) {
-            self.set(*register, &values);
+            if let Some(register) = register {
+                self.set(*register, &values);
+            }
         }
         self.run.counters.tensor(self.pc, 2 * (16 * n * k) as u64);
     }

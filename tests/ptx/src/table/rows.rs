@@ -397,7 +397,7 @@ pub const ROWS: &[InstructionRow] = &[
         "a · b + c of 8-bit floats",
     ),
     row(
-        "ldmatrix sync aligned m8n8 x1|x2|x4 trans? $cta? b16",
+        "ldmatrix sync aligned trans? m8n8 x1|x2|x4 trans? $cta? b16",
         Unit::Load,
         tensor::load_matrix,
         "loads 8x8 matrices as fragments",
