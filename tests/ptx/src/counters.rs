@@ -82,8 +82,8 @@ impl Counters {
         counts.global_bytes += accesses.iter().map(|(_, bytes)| u64::from(*bytes)).sum::<u64>();
     }
 
-    /// Accesses of shared memory: a pass serves 32 banks of 4 bytes, and lanes that read the same word share it. Accesses
-    /// of 8 and 16 bytes are served by half and by quarter warps.
+    /// Accesses of shared memory: a pass serves 32 banks of 4 bytes, and lanes that read the same word share it.
+    /// Accesses of 8 and 16 bytes are served by half and by quarter warps.
     pub(crate) fn shared(&mut self, pc: u32, accesses: &[(usize, u64, u32)]) {
         let Some((_, _, bytes)) = accesses.first() else { return };
         let lanes_of_pass = (128 / (*bytes).clamp(4, 128)) as usize;

@@ -1,7 +1,7 @@
 //! Floating-point formats and exact rounding.
 //!
-//! Every operation here computes an exact result as a sum of two float64 numbers and rounds it once. So a fused multiply-
-//! add, a conversion, or an operation with a directed rounding has the bits that the manual asks for.
+//! Every operation here computes an exact result as a sum of two float64 numbers and rounds it once. So a fused
+//! multiply-add, a conversion, or an operation with a directed rounding has the bits that the manual asks for.
 
 /// How a result that the format cannot represent is rounded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -132,8 +132,8 @@ pub fn encode_tf32(x: f64, rounding: Rounding, saturate: bool) -> u32 {
     TF32.encode(x, rounding, saturate) << 13
 }
 
-/// `sum + error` rounded to odd: the last bit is set if the result is not exact. Rounding it again to a format of at most
-/// 51 bits is then rounding once. `error` is below half a unit in the last place of `sum`.
+/// `sum + error` rounded to odd: the last bit is set if the result is not exact. Rounding it again to a format of at
+/// most 51 bits is then rounding once. `error` is below half a unit in the last place of `sum`.
 pub fn to_odd(sum: f64, error: f64) -> f64 {
     if error == 0.0 || !sum.is_finite() || sum.to_bits() & 1 == 1 {
         return sum;

@@ -1,8 +1,8 @@
 //! Executes PTX, the instruction set that CUDA compilers write, on the CPU.
 //!
 //! It takes the text that NVRTC, nvcc or Triton make of a kernel, and runs grids: warps in lockstep where their lanes
-//! agree, lanes apart where they diverge, blocks and warps in an order that a seed chooses. It also finds races, missing
-//! waits, unwritten bytes and accesses beyond an allocation, and counts what a profiler counts.
+//! agree, lanes apart where they diverge, blocks and warps in an order that a seed chooses. It also finds races,
+//! missing waits, unwritten bytes and accesses beyond an allocation, and counts what a profiler counts.
 //!
 //! ```
 //! use ptx_interpreter::{VirtualGpu, GridLaunch, Module, GpuOptions};

@@ -1,7 +1,8 @@
 //! The approximations of the multi-function unit.
 //!
 //! The manual bounds their errors and does not say their bits. By default the result here is the exact one, rounded.
-//! `GpuOptions::approximation_error` moves results towards the bound, to see that a kernel does not depend on better ones.
+//! `GpuOptions::approximation_error` moves results towards the bound, to see that a kernel does not depend on better
+//! ones.
 //!
 //! | instruction | bound (PTX manual) |
 //! |---|---|

@@ -2,8 +2,8 @@
 //!
 //! Every warp has a clock that advances at each synchronisation, and a record of what it knows of the others' clocks
 //! (vector clocks, as in FastTrack, Flanagan and Freund 2009). Within a warp the record is one of lanes: `__syncwarp`
-//! orders lanes, running in lockstep does not. An access leaves a stamp on each word. A later access of the same word is
-//! a race if one of the two writes and the later one's warp does not know the earlier one's clock.
+//! orders lanes, running in lockstep does not. An access leaves a stamp on each word. A later access of the same word
+//! is a race if one of the two writes and the later one's warp does not know the earlier one's clock.
 
 use std::collections::HashMap;
 
@@ -285,7 +285,8 @@ impl Shadow {
         conflict
     }
 
-    /// `repeats`: the bytes that are written are there already, so that lanes of one instruction may write them at once.
+    /// `repeats`: the bytes that are written are there already, so that lanes of one instruction may write them at
+    /// once.
     pub fn write(
         &mut self,
         at: usize,

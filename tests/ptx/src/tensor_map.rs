@@ -23,8 +23,8 @@ impl Swizzle {
         [Self::None, Self::Bytes32, Self::Bytes64, Self::Bytes128].get(code as usize).copied()
     }
 
-    /// Where a byte of shared memory really is: the chunk's number within its row of 32, 64 or 128 bytes is combined with
-    /// the number of the 128-byte line, within 256, 512 or 1024 bytes.
+    /// Where a byte of shared memory really is: the chunk's number within its row of 32, 64 or 128 bytes is combined
+    /// with the number of the 128-byte line, within 256, 512 or 1024 bytes.
     pub fn apply(self, address: u64) -> u64 {
         let bits = match self {
             Self::None => return address,
@@ -114,7 +114,8 @@ impl TensorMap {
         if self.swizzle == Swizzle::None { 128 } else { self.swizzle.period().min(1024) }
     }
 
-    /// The pieces of a box in shared memory from `start` on: offset, global address (`None`: outside the tensor), bytes.
+    /// The pieces of a box in shared memory from `start` on: offset, global address (`None`: outside the tensor),
+    /// bytes.
     pub(crate) fn chunks(&self, at: &[i64], start: u64) -> Vec<(u64, Option<u64>, usize)> {
         let element = u64::from(self.element_bytes);
         let row_elements = u64::from(self.box_sizes[0]);

@@ -122,7 +122,8 @@ fn swizzles_permute_chunks_within_lines() {
     assert_eq!((map.box_bytes(), TensorMap::decode(&[0; 128])), (1024, None));
 }
 
-/// A box by a tensor copy, swizzled, and a product of it by `wgmma`: A and B are 64 x 64 and 8 x 64 of bfloat16, K-major.
+/// A box by a tensor copy, swizzled, and a product of it by `wgmma`: A and B are 64 x 64 and 8 x 64 of bfloat16,
+/// K-major.
 #[test]
 fn a_warp_group_multiplies_what_tensor_copies_bring() {
     let shared = ".shared .align 1024 .b8 tile[16384]; .shared .align 8 .b64 full;";

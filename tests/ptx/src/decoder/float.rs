@@ -43,7 +43,8 @@ fn extreme(a: f64, b: f64, smaller: bool, mode: ArithmeticMode) -> f64 {
     if flip { -chosen } else { chosen }
 }
 
-/// `add`, `sub`, `mul`, `fma`, `mad`, `div`, `rcp`, `sqrt`, `min`, `max`, `abs`, `neg`, `copysign` and the approximations.
+/// `add`, `sub`, `mul`, `fma`, `mad`, `div`, `rcp`, `sqrt`, `min`, `max`, `abs`, `neg`, `copysign` and the
+/// approximations.
 pub fn arithmetic(decoder: &InstructionDecoder<'_>) -> PtxResult<Op> {
     // `add.f32.bf16` mixes types on newer architectures.
     if decoder.types().len() > 1 {

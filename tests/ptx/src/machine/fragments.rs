@@ -3,8 +3,8 @@
 //! With g = lane / 4, t = lane % 4 and E elements in a register of 32 bits:
 //! - A, m16 x k: register i holds row g + 8 (i % 2), columns t E + j + 4 E (i / 2) for j below E;
 //! - B, k x n8: register i holds rows t E + j + 4 E i of column g;
-//! - C and D, m16 x n8: of 32 bits, register i holds row g + 8 (i / 2), column 2 t + i % 2; of 16 bits, register i holds
-//!   row g + 8 i, columns 2 t and 2 t + 1.
+//! - C and D, m16 x n8: of 32 bits, register i holds row g + 8 (i / 2), column 2 t + i % 2; of 16 bits, register i
+//!   holds row g + 8 i, columns 2 t and 2 t + 1.
 
 use crate::decoder::convert::format_of;
 use crate::program::LaneValues;
@@ -104,8 +104,8 @@ pub(super) fn write_accumulator(matrix: &[u32], n: usize, scalar: ScalarType, nu
     registers
 }
 
-/// A sum as the accumulator's type holds it. The manual asks float32 accumulation for at least the precision of float32;
-/// here the sum of a product's terms is rounded once.
+/// A sum as the accumulator's type holds it. The manual asks float32 accumulation for at least the precision of
+/// float32; here the sum of a product's terms is rounded once.
 pub(super) fn round(x: f64, scalar: ScalarType, saturate: bool) -> u32 {
     match format_of(scalar) {
         Some(format) => format.encode(x, Default::default(), false),

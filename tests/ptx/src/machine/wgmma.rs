@@ -44,8 +44,8 @@ impl MatrixDescriptor {
         }
     }
 
-    /// The address of an element in row `row` (of M or N) and column `k`, of `bytes` bytes. Without `transposed` a row's
-    /// elements are next to each other, with it a column's.
+    /// The address of an element in row `row` (of M or N) and column `k`, of `bytes` bytes. Without `transposed` a
+    /// row's elements are next to each other, with it a column's.
     fn address(self, row: u64, k: u64, bytes: u64, transposed: bool) -> u64 {
         let width = self.width();
         let offset = match (transposed, self.swizzle) {
