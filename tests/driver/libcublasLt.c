@@ -1,14 +1,17 @@
-// cuBLASLt without a GPU: products are computed as its manual defines them, by columns, and take as long as the algorithm
-// says. Of its algorithms 0 is slow, 1 cannot run, 2 is the fastest but cannot do 48 columns, and 3 splits its sums.
+// cuBLASLt without a GPU: products are computed as its manual defines them, by columns, and take as long as the
+// algorithm says. While a stream is recorded they are recorded with it. Of its algorithms 0 is slow, 1 cannot run, 2 is
+// the fastest but cannot do 48 columns, and 3 splits its sums.
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { INVALID_VALUE = 7, NOT_SUPPORTED = 15 };
-enum { F32 = 0, BF16 = 14 };
+enum { INVALID_VALUE = 7, EXECUTION_FAILED = 13, NOT_SUPPORTED = 15 };
+enum { F32 = 0, F16 = 2, BF16 = 14 };
 
 // Of the driver beside this.
 void fake_work(double ms);
+int fake_enqueue(int (*operation)(void*), const void* data, size_t bytes);
+int fake_write(uint64_t to, const void* from, size_t bytes);
 
 struct Descriptor {
     int transpose_a, transpose_b;
@@ -168,6 +171,8 @@ int cublasLtMatmulAlgoConfigGetAttribute(const Algorithm* algorithm, int attribu
 static float get(const void* matrix, uint32_t type, uint64_t i) {
     if (type == F32) {
         return ((const float*)matrix)[i];
+    } else if (type == F16) {
+        return ((const _Float16*)matrix)[i];
     }
     const uint32_t bits = (uint32_t)((const uint16_t*)matrix)[i] << 16;
     float value;
@@ -180,16 +185,52 @@ static void set(void* matrix, uint32_t type, uint64_t i, float value) {
     memcpy(&bits, &value, 4);
     if (type == F32) {
         ((float*)matrix)[i] = value;
+    } else if (type == F16) {
+        ((_Float16*)matrix)[i] = (_Float16)value;
     } else {
-        ((uint16_t*)matrix)[i] = bits >> 16;
+        // To the nearest, and to even in the middle; finite numbers only.
+        ((uint16_t*)matrix)[i] = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
     }
+}
+
+struct Product {
+    struct Descriptor d;
+    float alpha;
+    const void *a, *b;
+    struct Layout a_layout, b_layout, out_layout;
+    void* out;
+};
+
+// Each number is a sum in one order, whatever the number of columns.
+static int perform_product(void* data) {
+    const struct Product* p = data;
+    const uint64_t rows = p->out_layout.rows, bytes = rows * (p->out_layout.type == F32 ? 4 : 2);
+    const uint64_t depth = p->d.transpose_a ? p->a_layout.rows : p->a_layout.cols;
+    void* column = malloc(bytes);
+    int failed = 0;
+    for (uint64_t col = 0; col < p->out_layout.cols && failed == 0; col++) {
+        for (uint64_t row = 0; row < rows; row++) {
+            float sum = 0;
+            for (uint64_t i = 0; i < depth; i++) {
+                const uint64_t in_a = p->d.transpose_a ? row * p->a_layout.ld + i : i * p->a_layout.ld + row;
+                const uint64_t in_b = p->d.transpose_b ? i * p->b_layout.ld + col : col * p->b_layout.ld + i;
+                sum += get(p->a, p->a_layout.type, in_a) * get(p->b, p->b_layout.type, in_b);
+            }
+            // CUBLASLT_EPILOGUE_BIAS: one number for each row.
+            const float bias = p->d.epilogue == 4 ? get(p->d.bias, p->out_layout.type, row) : 0;
+            set(column, p->out_layout.type, row, p->alpha * sum + bias);
+        }
+        failed = fake_write((uint64_t)p->out + col * p->out_layout.ld * (bytes / rows), column, bytes);
+    }
+    free(column);
+    return failed;
 }
 
 int cublasLtMatmul(void* handle, struct Descriptor* d, const float* alpha, const void* a, struct Layout* a_layout,
                    const void* b, struct Layout* b_layout, const float* beta, const void* c, struct Layout* c_layout,
                    void* out, struct Layout* out_layout, const Algorithm* algorithm, void* workspace,
                    size_t workspace_bytes, void* stream) {
-    (void)c, (void)c_layout;
+    (void)beta, (void)c, (void)c_layout;
     const uint64_t which = algorithm->data[0];
     if (handle == NULL || workspace == NULL || workspace_bytes < 1 << 20 || stream == NULL) {
         return INVALID_VALUE;
@@ -199,20 +240,6 @@ int cublasLtMatmul(void* handle, struct Descriptor* d, const float* alpha, const
     }
     fake_work(which == 2 ? 1 : 3);
     products[which]++;
-    const uint64_t depth = d->transpose_a ? a_layout->rows : a_layout->cols;
-    for (uint64_t col = 0; col < out_layout->cols; col++) {
-        for (uint64_t row = 0; row < out_layout->rows; row++) {
-            float sum = 0;
-            for (uint64_t i = 0; i < depth; i++) {
-                const uint64_t in_a = d->transpose_a ? row * a_layout->ld + i : i * a_layout->ld + row;
-                const uint64_t in_b = d->transpose_b ? i * b_layout->ld + col : col * b_layout->ld + i;
-                sum += get(a, a_layout->type, in_a) * get(b, b_layout->type, in_b);
-            }
-            // CUBLASLT_EPILOGUE_BIAS: one number for each row.
-            const float bias = d->epilogue == 4 ? get(d->bias, out_layout->type, row) : 0;
-            set(out, out_layout->type, col * out_layout->ld + row, *alpha * sum + bias);
-            (void)beta;
-        }
-    }
-    return 0;
+    const struct Product product = {*d, *alpha, a, b, *a_layout, *b_layout, *out_layout, out};
+    return fake_enqueue(perform_product, &product, sizeof product) == 0 ? 0 : EXECUTION_FAILED;
 }

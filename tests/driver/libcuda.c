@@ -1,6 +1,7 @@
-// A CUDA driver without a GPU: device memory is the heap's, and what is enqueued is done at once. It knows what is alive,
-// in which context, and fails when told to. Built with other settings it is a driver that has nothing to offer:
-// INIT (what cuInit answers), DEVICES, CAPABILITY_MAJOR, OLD (functions of later releases are missing).
+// A CUDA driver without a GPU: what is enqueued is done at once. It knows what is alive, in which context, and fails
+// when told to. Memory and kernels are those of kernels_add.h or, built with PTX, those of kernels_ptx.h. Built with
+// other settings it is a driver that has nothing to offer: INIT (what cuInit answers), DEVICES, CAPABILITY_MAJOR, OLD
+// (functions of later releases are missing). TOTAL_BYTES and FREE_BYTES are the memory that it says it has.
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,22 +16,58 @@
 #ifndef CAPABILITY_MAJOR
 #define CAPABILITY_MAJOR 9
 #endif
+#ifndef TOTAL_BYTES
+#define TOTAL_BYTES 1000
+#define FREE_BYTES 600
+#endif
 
 typedef int CUresult;
 typedef uint64_t CUdeviceptr;
 
-enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, NOT_FOUND = 500, NOT_READY = 600 };
-enum { CONTEXTS, STREAMS, EVENTS, MODULES, GRAPHS, EXECUTABLES, DEVICE_MEMORY, PINNED_MEMORY, KINDS };
+enum { INVALID_VALUE = 1, INVALID_IMAGE = 200, INVALID_CONTEXT = 201, NOT_FOUND = 500, NOT_READY = 600 };
+enum { CONTEXTS, STREAMS, EVENTS, MODULES, GRAPHS, EXECUTABLES, DEVICE_MEMORY, PINNED_MEMORY, FUNCTIONS, KINDS };
 
 struct Object {
     int kind;
     struct Object* context;
     CUresult broken;  // of a context: the error that ended it
     double time;      // of an event, in ms
+    struct Operation* recorded;  // of a graph
+    struct Kernel* kernel;       // of a function
+    void* code;                  // of a module
 };
+
+// Of a stream that is recorded: what is done when the graph is launched.
+struct Operation {
+    CUresult (*perform)(void* data);
+    void* data;
+    struct Operation* next;
+};
+
+enum { MAX_PARAM_BYTES = 4096 };
+
+struct Kernel {
+    void* code;
+    char name[64];
+    int param_bytes;
+};
+
+struct KernelLaunch {
+    struct Kernel kernel;
+    unsigned blocks[3], threads, shared_bytes;
+    _Alignas(16) unsigned char params[MAX_PARAM_BYTES];
+};
+
+// Device memory and kernels.
+#ifdef PTX
+#include "kernels_ptx.h"
+#else
+#include "kernels_add.h"
+#endif
 
 static int live[KINDS];
 static struct Object* current;
+static struct Operation* recorded;
 static int recording, hold;
 static double now;
 static char calls[1 << 20];
@@ -112,6 +149,50 @@ static void destroy(struct Object* object, int kind) {
     object->kind = -1;
 }
 
+// --- operations
+
+// An operation that fails on a device ends its context.
+static CUresult perform(CUresult (*operation)(void*), void* data) {
+    const CUresult failed = operation(data);
+    if (failed != 0) {
+        current->broken = failed;
+    }
+    return failed;
+}
+
+// Does an operation now, or records it with a copy of its data.
+CUresult fake_enqueue(CUresult (*operation)(void*), const void* data, size_t bytes) {
+    void* copy = malloc(bytes);
+    memcpy(copy, data, bytes);
+    if (!recording) {
+        const CUresult failed = perform(operation, copy);
+        free(copy);
+        return failed;
+    }
+    struct Operation** last = &recorded;
+    while (*last != NULL) {
+        last = &(*last)->next;
+    }
+    *last = calloc(1, sizeof **last);
+    (*last)->perform = operation;
+    (*last)->data = copy;
+    return 0;
+}
+
+static void forget(struct Operation** operations) {
+    while (*operations != NULL) {
+        struct Operation* next = (*operations)->next;
+        free((*operations)->data);
+        free(*operations);
+        *operations = next;
+    }
+}
+
+static CUresult perform_launch(void* data) { return kernel_launch(data); }
+
+// Writes device memory as the device does.
+CUresult fake_write(CUdeviceptr to, const void* from, size_t bytes) { return device_write(to, from, bytes); }
+
 // --- before there is a context
 
 CUresult cuInit(unsigned flags) { return flags == 0 ? INIT : INVALID_VALUE; }
@@ -152,6 +233,13 @@ CUresult cuDeviceGetAttribute(int* value, int attribute, int device) {
     return device < DEVICES ? 0 : 101;
 }
 
+// NVRTC asks a driver that is loaded for tables of its own functions. This one has none.
+CUresult cuGetExportTable(const void** table, const void* id) {
+    (void)id;
+    *table = NULL;
+    return NOT_FOUND;
+}
+
 // --- contexts and streams
 
 CUresult cuCtxSetCurrent(struct Object* context) {
@@ -176,7 +264,9 @@ CUresult cuCtxDestroy_v2(struct Object* context) {
     destroy(context, CONTEXTS);
     current = NULL;
     recording = 0;
-    // Pinned memory and device memory go with it; a program that never loses its context leaves nothing.
+    forget(&recorded);
+    // Functions go with it, and all that a broken context still has. Otherwise a program leaves nothing.
+    live[FUNCTIONS] = 0;
     if (broken != 0) {
         memset(live, 0, sizeof live);
     }
@@ -261,21 +351,21 @@ CUresult cuEventElapsedTime_v2(float* ms, struct Object* start, struct Object* e
 
 CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
     ENTER();
-    *free = 600;
-    *total = 1000;
+    *free = FREE_BYTES;
+    *total = TOTAL_BYTES;
     return 0;
 }
 
 CUresult cuMemAlloc_v2(CUdeviceptr* ptr, size_t bytes) {
     ENTER();
-    *ptr = (CUdeviceptr)aligned_alloc(256, (bytes + 255) / 256 * 256);
+    *ptr = device_allocate(bytes);
     live[DEVICE_MEMORY]++;
     return bytes > 0 ? 0 : INVALID_VALUE;
 }
 
 CUresult cuMemFree_v2(CUdeviceptr ptr) {
     ENTER();
-    free((void*)ptr);
+    device_free(ptr);
     live[DEVICE_MEMORY]--;
     return 0;
 }
@@ -283,22 +373,34 @@ CUresult cuMemFree_v2(CUdeviceptr ptr) {
 CUresult cuMemHostAlloc(void** ptr, size_t bytes, unsigned flags) {
     ENTER();
     *ptr = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+    device_map((CUdeviceptr)*ptr, bytes);
     live[PINNED_MEMORY]++;
     return bytes > 0 && flags == 0 ? 0 : INVALID_VALUE;
 }
 
 CUresult cuMemFreeHost(void* ptr) {
     ENTER();
+    device_unmap((CUdeviceptr)ptr);
     free(ptr);
     live[PINNED_MEMORY]--;
     return 0;
 }
 
+struct MemoryCopy {
+    CUdeviceptr to, from;
+    size_t bytes;
+};
+
+static CUresult perform_copy(void* data) {
+    const struct MemoryCopy* copy = data;
+    return device_copy(copy->to, copy->from, copy->bytes);
+}
+
 CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, struct Object* stream) {
     ENTER();
     expect(stream, STREAMS);
-    memcpy((void*)to, (void*)from, bytes);
-    return bytes > 0 ? 0 : INVALID_VALUE;
+    const struct MemoryCopy copy = {to, from, bytes};
+    return bytes > 0 ? fake_enqueue(perform_copy, &copy, sizeof copy) : INVALID_VALUE;
 }
 
 #ifndef OLD
@@ -323,132 +425,31 @@ CUresult cuMemcpyBatchAsync_v2(CUdeviceptr* to, CUdeviceptr* from, size_t* bytes
         if (bytes[i] == 0) {
             return INVALID_VALUE;
         }
-        memcpy((void*)to[i], (void*)from[i], bytes[i]);
+        const CUresult failed = device_copy(to[i], from[i], bytes[i]);
+        if (failed != 0) {
+            return failed;
+        }
     }
     return 0;
 }
 #endif
 
+struct MemoryFill {
+    CUdeviceptr to;
+    unsigned char value;
+    size_t bytes;
+};
+
+static CUresult perform_fill(void* data) {
+    const struct MemoryFill* fill = data;
+    return device_fill(fill->to, fill->value, fill->bytes);
+}
+
 CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, struct Object* stream) {
     ENTER();
     expect(stream, STREAMS);
-    memset((void*)to, value, bytes);
-    return bytes > 0 ? 0 : INVALID_VALUE;
+    const struct MemoryFill fill = {to, value, bytes};
+    return bytes > 0 ? fake_enqueue(perform_fill, &fill, sizeof fill) : INVALID_VALUE;
 }
 
-// --- kernels: each adds its parameters' second number to the place that the first points to
-
-CUresult cuModuleLoadData(struct Object** module, const char* image) {
-    ENTER();
-    if (strncmp(image, "cubin", 5) != 0) {
-        return 200;
-    }
-    *module = make(MODULES);
-    return 0;
-}
-
-CUresult cuModuleUnload(struct Object* module) {
-    ENTER();
-    destroy(module, MODULES);
-    return 0;
-}
-
-CUresult cuModuleGetFunction(struct Object** function, struct Object* module, const char* name) {
-    ENTER();
-    expect(module, MODULES);
-    *function = module;
-    return strcmp(name, "add") == 0 ? 0 : NOT_FOUND;
-}
-
-CUresult cuFuncSetAttribute(struct Object* function, int attribute, int value) {
-    ENTER();
-    expect(function, MODULES);
-    return attribute == 8 && value > 48 << 10 && value <= 227 << 10 ? 0 : INVALID_VALUE;
-}
-
-CUresult cuFuncLoad(struct Object* function) {
-    ENTER();
-    expect(function, MODULES);
-    return 0;
-}
-
-CUresult cuFuncGetParamInfo(struct Object* function, size_t index, size_t* offset, size_t* bytes) {
-    ENTER();
-    expect(function, MODULES);
-    *offset = 0;
-    *bytes = 16;
-    return index == 0 ? 0 : INVALID_VALUE;
-}
-
-static struct {
-    uint64_t* to;
-    uint64_t value;
-} recorded[16];
-static int num_recorded;
-
-CUresult cuLaunchKernel(struct Object* function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned threads_y,
-                        unsigned threads_z, unsigned shared_bytes, struct Object* stream, void** params, void** extra) {
-    ENTER();
-    expect(function, MODULES);
-    expect(stream, STREAMS);
-    if (x * y * z * threads == 0 || threads_y != 1 || threads_z != 1 || shared_bytes > 227 << 10 || extra != NULL) {
-        return INVALID_VALUE;
-    }
-    if ((uintptr_t)params[0] % 16 != 0) {
-        return 716;
-    }
-    memcpy(&recorded[num_recorded], params[0], 16);
-    if (recording) {
-        num_recorded++;
-    } else {
-        *recorded[num_recorded].to += recorded[num_recorded].value;
-    }
-    return 0;
-}
-
-// --- graphs
-
-CUresult cuStreamBeginCapture_v2(struct Object* stream, int mode) {
-    ENTER();
-    expect(stream, STREAMS);
-    recording = 1;
-    num_recorded = 0;
-    return mode == 2 ? 0 : INVALID_VALUE;
-}
-
-CUresult cuStreamEndCapture(struct Object* stream, struct Object** graph) {
-    ENTER();
-    expect(stream, STREAMS);
-    recording = 0;
-    *graph = make(GRAPHS);
-    return 0;
-}
-
-CUresult cuGraphInstantiateWithFlags(struct Object** executable, struct Object* graph, unsigned long long flags) {
-    ENTER();
-    expect(graph, GRAPHS);
-    *executable = make(EXECUTABLES);
-    return flags == 0 ? 0 : INVALID_VALUE;
-}
-
-CUresult cuGraphDestroy(struct Object* graph) {
-    ENTER();
-    destroy(graph, GRAPHS);
-    return 0;
-}
-
-CUresult cuGraphLaunch(struct Object* executable, struct Object* stream) {
-    ENTER();
-    expect(executable, EXECUTABLES);
-    expect(stream, STREAMS);
-    for (int i = 0; i < num_recorded; i++) {
-        *recorded[i].to += recorded[i].value;
-    }
-    return 0;
-}
-
-CUresult cuGraphExecDestroy(struct Object* executable) {
-    ENTER();
-    destroy(executable, EXECUTABLES);
-    return 0;
-}
+#include "launches.h"

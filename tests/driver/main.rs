@@ -4,6 +4,7 @@
 
 mod doctor;
 mod fake;
+mod serve;
 
 use fake::Fake;
 use pagetide::backend::DType;

@@ -1,0 +1,131 @@
+// Modules, launches, and graphs of what was recorded. Part of libcuda.c.
+#pragma once
+
+// --- kernels
+
+CUresult cuModuleLoadData(struct Object** module, const char* image) {
+    ENTER();
+    void* code = module_load(image);
+    if (code == NULL) {
+        return INVALID_IMAGE;
+    }
+    *module = make(MODULES);
+    (*module)->code = code;
+    return 0;
+}
+
+CUresult cuModuleUnload(struct Object* module) {
+    ENTER();
+    destroy(module, MODULES);
+    return 0;
+}
+
+// A function is alive as long as its module, and is not counted.
+CUresult cuModuleGetFunction(struct Object** function, struct Object* module, const char* name) {
+    ENTER();
+    expect(module, MODULES);
+    struct Kernel kernel = {.code = module->code};
+    snprintf(kernel.name, sizeof kernel.name, "%s", name);
+    kernel.param_bytes = kernel_param_bytes(&kernel);
+    if (kernel.param_bytes < 0) {
+        return NOT_FOUND;
+    }
+    *function = make(FUNCTIONS);
+    (*function)->kernel = malloc(sizeof kernel);
+    *(*function)->kernel = kernel;
+    return 0;
+}
+
+CUresult cuFuncSetAttribute(struct Object* function, int attribute, int value) {
+    ENTER();
+    expect(function, FUNCTIONS);
+    return attribute == 8 && value > 48 << 10 && value <= 227 << 10 ? 0 : INVALID_VALUE;
+}
+
+CUresult cuFuncLoad(struct Object* function) {
+    ENTER();
+    expect(function, FUNCTIONS);
+    return 0;
+}
+
+CUresult cuFuncGetParamInfo(struct Object* function, size_t index, size_t* offset, size_t* bytes) {
+    ENTER();
+    expect(function, FUNCTIONS);
+    *offset = 0;
+    *bytes = function->kernel->param_bytes;
+    return index == 0 ? 0 : INVALID_VALUE;
+}
+
+CUresult cuLaunchKernel(struct Object* function, unsigned x, unsigned y, unsigned z, unsigned threads,
+                        unsigned threads_y, unsigned threads_z, unsigned shared_bytes, struct Object* stream,
+                        void** params, void** extra) {
+    ENTER();
+    expect(function, FUNCTIONS);
+    expect(stream, STREAMS);
+    const int bytes = function->kernel->param_bytes;
+    if (x * y * z * threads == 0 || threads_y != 1 || threads_z != 1 || shared_bytes > 227 << 10 || extra != NULL ||
+        bytes > MAX_PARAM_BYTES) {
+        return INVALID_VALUE;
+    }
+    if ((uintptr_t)params[0] % 16 != 0) {
+        return 716;
+    }
+    struct KernelLaunch launch = {*function->kernel, {x, y, z}, threads, shared_bytes, {0}};
+    memcpy(launch.params, params[0], bytes);
+    return fake_enqueue(perform_launch, &launch, sizeof launch);
+}
+
+// --- graphs
+
+CUresult cuStreamBeginCapture_v2(struct Object* stream, int mode) {
+    ENTER();
+    expect(stream, STREAMS);
+    recording = 1;
+    return mode == 2 ? 0 : INVALID_VALUE;
+}
+
+CUresult cuStreamEndCapture(struct Object* stream, struct Object** graph) {
+    ENTER();
+    expect(stream, STREAMS);
+    recording = 0;
+    *graph = make(GRAPHS);
+    (*graph)->recorded = recorded;
+    recorded = NULL;
+    return 0;
+}
+
+CUresult cuGraphInstantiateWithFlags(struct Object** executable, struct Object* graph, unsigned long long flags) {
+    ENTER();
+    expect(graph, GRAPHS);
+    *executable = make(EXECUTABLES);
+    (*executable)->recorded = graph->recorded;
+    graph->recorded = NULL;
+    return flags == 0 ? 0 : INVALID_VALUE;
+}
+
+CUresult cuGraphDestroy(struct Object* graph) {
+    ENTER();
+    forget(&graph->recorded);
+    destroy(graph, GRAPHS);
+    return 0;
+}
+
+CUresult cuGraphLaunch(struct Object* executable, struct Object* stream) {
+    ENTER();
+    expect(executable, EXECUTABLES);
+    expect(stream, STREAMS);
+    for (struct Operation* operation = executable->recorded; operation != NULL; operation = operation->next) {
+        const CUresult failed = perform(operation->perform, operation->data);
+        if (failed != 0) {
+            return failed;
+        }
+    }
+    return 0;
+}
+
+CUresult cuGraphExecDestroy(struct Object* executable) {
+    ENTER();
+    forget(&executable->recorded);
+    destroy(executable, EXECUTABLES);
+    return 0;
+}
