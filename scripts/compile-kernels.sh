@@ -24,5 +24,7 @@ fi
 cuda=$(cd "$venv"/lib/python3*/site-packages/nvidia/cu13 && pwd)
 
 PAGETIDE_TEST_NVRTC="$cuda/lib" cargo test --locked --test kernel_compile
+# Runs what nvcc makes of the kernels: docs/ptx.md.
+PAGETIDE_TEST_NVRTC="$cuda/lib" cargo test --locked --test cuda ptx::
 python3 scripts/test_compile_kernels.py "$cuda/bin/nvcc"
 python3 scripts/compile-kernels.py "$cuda/bin/nvcc" "${update[@]}"

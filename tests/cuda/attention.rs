@@ -227,20 +227,40 @@ fn batch_invariant_attention() {
     }
 }
 
-#[test]
-fn broken_kernels_are_noticed() {
-    if on_gpu() {
-        return; // A GPU runs the kernels that are built into the program.
-    }
-    let tiled = Case {
+/// Prompts and decodes on tensor cores.
+fn tiled() -> Case {
+    Case {
         dtype: DType::BF16,
         shape: AttentionShape { window: Some(50), ..shape(6, 2, 32) },
         block_size: 8,
         seqs: vec![(70, 30), (100, 1), (0, 5), (300, 1)],
         batch_invariant: false,
         seed: 1,
-    };
-    let long = Case { shape: shape(2, 1, 16), seqs: vec![(1100, 1), (700, 1)], ..tiled.clone() };
+    }
+}
+
+/// Decodes over many tokens, in partitions.
+fn long() -> Case {
+    Case { shape: shape(2, 1, 16), seqs: vec![(1100, 1), (700, 1)], ..tiled() }
+}
+
+/// Checks prompts and decodes on tensor cores.
+pub fn check_tiles(device: &dyn Fn(u32) -> Rc<dyn Device>) {
+    check_on(&tiled(), device);
+}
+
+/// Checks decodes over many tokens.
+pub fn check_long(device: &dyn Fn(u32) -> Rc<dyn Device>) {
+    check_on(&long(), device);
+}
+
+#[test]
+fn broken_kernels_are_noticed() {
+    if on_gpu() {
+        return; // A GPU runs the kernels that are built into the program.
+    }
+    let tiled = tiled();
+    let long = long();
     let simple = Case { dtype: DType::F32, ..tiled.clone() };
     let capped = |case: &Case| Case { shape: AttentionShape { softcap: Some(0.5), ..case.shape }, ..case.clone() };
     let (capped_tiles, capped_rows) = (capped(&tiled), capped(&simple));

@@ -6,9 +6,12 @@
 //! for the same seed.
 
 pub mod compile;
+mod matmul;
+pub mod ptx;
 
+use self::matmul::multiply;
+use self::ptx::{Architecture, Interpreter};
 use libloading::{Library, Symbol};
-use pagetide::backend::DType;
 use pagetide::backend::cuda::device::{
     Copy, Device, DeviceError, DeviceEvent, DeviceInfo, DevicePtr, DeviceResult, GraphId, Grid, KernelId, Matmul,
     ModuleId, ModuleSource, Stream,
@@ -44,6 +47,8 @@ pub struct EmulatedOptions {
     pub ignores_waits: bool,
     /// In which order threads run: 0, 1 or 2 (`Order` of the emulation).
     pub thread_order: u32,
+    /// Kernels run as PTX for this architecture instead of as C++.
+    pub ptx: Option<Architecture>,
 }
 
 impl Default for EmulatedOptions {
@@ -55,6 +60,7 @@ impl Default for EmulatedOptions {
             seed: 1,
             ignores_waits: false,
             thread_order: 0,
+            ptx: ptx::asked_for(),
         }
     }
 }
@@ -70,6 +76,14 @@ struct Launch {
 }
 
 type Emulate = unsafe extern "C" fn(*const Launch, *const c_void, usize, *mut c_char, usize) -> i32;
+
+/// A kernel's code.
+#[derive(Clone, Copy)]
+enum KernelCode {
+    Native(Emulate),
+    /// An entry of a module of the interpreter.
+    Ptx(usize),
+}
 
 /// An operation on a stream.
 #[derive(Clone, Debug)]
@@ -103,7 +117,9 @@ pub struct EmulatedDevice {
     allocated: RefCell<HashMap<u64, usize>>,
     pinned: RefCell<HashMap<u64, usize>>,
     libraries: RefCell<Vec<Library>>,
-    kernels: RefCell<Vec<(String, Emulate)>>,
+    kernels: RefCell<Vec<(String, KernelCode)>>,
+    /// Runs the kernels, and owns the memory of the device, if they are PTX.
+    interpreter: Option<RefCell<Interpreter>>,
     graphs: RefCell<Vec<Vec<Operation>>>,
     capturing: RefCell<Option<Vec<Operation>>>,
     /// The error that every call returns once the device has failed.
@@ -116,13 +132,16 @@ pub struct EmulatedDevice {
 
 impl EmulatedDevice {
     pub fn new(options: EmulatedOptions) -> Self {
+        let (compute_capability, max_shared_bytes) = options.ptx.unwrap_or(Architecture::Sm90a).limits();
         let info = DeviceInfo {
             name: "emulation".into(),
-            compute_capability: (9, 0),
+            compute_capability,
             num_sms: 4,
-            max_shared_bytes: 227 * 1024,
+            max_shared_bytes,
             total_memory: options.total_memory,
         };
+        let seed = options.seed.wrapping_add(u64::from(options.thread_order) << 32);
+        let interpreter = options.ptx.map(|architecture| RefCell::new(Interpreter::new(architecture, seed)));
         Self {
             info,
             random: Cell::new(options.seed),
@@ -132,6 +151,7 @@ impl EmulatedDevice {
             pinned: RefCell::default(),
             libraries: RefCell::default(),
             kernels: RefCell::default(),
+            interpreter,
             graphs: RefCell::default(),
             capturing: RefCell::default(),
             failure: RefCell::default(),
@@ -222,16 +242,31 @@ impl EmulatedDevice {
         match operation {
             Operation::Copies(copies) => {
                 for copy in copies {
+                    if let Some(interpreter) = &self.interpreter {
+                        interpreter.borrow_mut().gpu.memory.copy(copy.to.0, copy.from.0, copy.bytes);
+                        continue;
+                    }
                     // SAFETY: the caller of `copy` promised both ranges.
                     unsafe { std::ptr::copy(copy.from.0 as *const u8, copy.to.0 as *mut u8, copy.bytes) };
                 }
+            }
+            Operation::Fill { to, value, bytes } if self.interpreter.is_some() => {
+                let interpreter = self.interpreter.as_ref().expect("it was just there");
+                interpreter.borrow_mut().gpu.memory.fill(to.0, *value, *bytes);
             }
             Operation::Fill { to, value, bytes } => {
                 // SAFETY: as above.
                 unsafe { std::ptr::write_bytes(to.0 as *mut u8, *value, *bytes) };
             }
             Operation::Launch { kernel, grid, params } => self.launch_now(*kernel, *grid, params)?,
-            Operation::Matmul { matmul, x, w, bias, out } => multiply(matmul, *x, *w, *bias, *out),
+            Operation::Matmul { matmul, x, w, bias, out } => {
+                let result = multiply(matmul, *x, *w, *bias);
+                match &self.interpreter {
+                    Some(interpreter) => interpreter.borrow_mut().gpu.memory.write(out.0, &result),
+                    // SAFETY: the caller that enqueued the operation promised the range.
+                    None => unsafe { std::ptr::copy_nonoverlapping(result.as_ptr(), out.0 as *mut u8, result.len()) },
+                }
+            }
             Operation::Graph(graph) => {
                 let operations = self.graphs.borrow()[graph.0].clone();
                 operations.iter().try_for_each(|operation| self.perform(operation))?;
@@ -242,7 +277,18 @@ impl EmulatedDevice {
     }
 
     fn launch_now(&self, kernel: KernelId, grid: Grid, params: &[u8]) -> DeviceResult<()> {
-        let (name, emulate) = self.kernels.borrow()[kernel.0].clone();
+        let (name, code) = self.kernels.borrow()[kernel.0].clone();
+        let emulate = match code {
+            KernelCode::Native(emulate) => emulate,
+            KernelCode::Ptx(module) => {
+                let interpreter = self.interpreter.as_ref().expect("PTX was loaded into it");
+                let done = interpreter.borrow_mut().launch(module, &name, grid, params);
+                if let Err(error) = &done {
+                    *self.failure.borrow_mut() = Some(error.clone());
+                }
+                return done;
+            }
+        };
         // With the largest alignment that a kernel's struct may need.
         let mut aligned = vec![0_u128; params.len().div_ceil(16)];
         // SAFETY: `aligned` has room, and both are plain bytes.
@@ -313,19 +359,36 @@ impl Device for EmulatedDevice {
         if bytes > free {
             return Err(DeviceError::OutOfMemory { wanted: bytes, free, total });
         }
+        if let Some(interpreter) = &self.interpreter {
+            let address = interpreter.borrow_mut().gpu.memory.allocate(bytes);
+            self.allocated.borrow_mut().insert(address, bytes);
+            return Ok(DevicePtr(address));
+        }
         Ok(DevicePtr(self.allocate_in(&self.allocated, bytes).as_ptr() as u64))
     }
 
     unsafe fn free(&self, ptr: DevicePtr) {
+        if let Some(interpreter) = &self.interpreter {
+            self.allocated.borrow_mut().remove(&ptr.0).expect("freed once, and allocated before");
+            return interpreter.borrow_mut().gpu.memory.free(ptr.0);
+        }
         self.free_in(&self.allocated, ptr.0);
     }
 
     fn allocate_pinned(&self, bytes: usize) -> DeviceResult<NonNull<u8>> {
         self.check()?;
-        Ok(self.allocate_in(&self.pinned, bytes))
+        let memory = self.allocate_in(&self.pinned, bytes);
+        if let Some(interpreter) = &self.interpreter {
+            // SAFETY: it is unmapped before it is freed, and the host does not run while a kernel does.
+            unsafe { interpreter.borrow_mut().gpu.memory.map_host(memory.as_ptr() as u64, bytes) };
+        }
+        Ok(memory)
     }
 
     unsafe fn free_pinned(&self, ptr: NonNull<u8>) {
+        if let Some(interpreter) = &self.interpreter {
+            interpreter.borrow_mut().gpu.memory.unmap_host(ptr.as_ptr() as u64);
+        }
         self.free_in(&self.pinned, ptr.as_ptr() as u64);
     }
 
@@ -377,6 +440,22 @@ impl Device for EmulatedDevice {
 
     fn load_modules(&self, sources: &[ModuleSource]) -> DeviceResult<Vec<ModuleId>> {
         let root = &self.options.kernels;
+        if let Some(interpreter) = &self.interpreter {
+            let architecture = interpreter.borrow().architecture;
+            let modules: Vec<_> = std::thread::scope(|scope| {
+                let compile = |source| scope.spawn(move || ptx::module(root, source, architecture));
+                let compiling: Vec<_> = sources.iter().map(compile).collect();
+                compiling.into_iter().map(|thread| thread.join().expect("the compiler's thread")).collect()
+            });
+            let known = &mut interpreter.borrow_mut().modules;
+            return modules
+                .into_iter()
+                .map(|module| {
+                    known.push(module?);
+                    Ok(ModuleId(known.len() - 1))
+                })
+                .collect();
+        }
         let compiled: Vec<_> = std::thread::scope(|scope| {
             let compiling: Vec<_> =
                 sources.iter().map(|source| scope.spawn(|| compile::library(root, source))).collect();
@@ -386,12 +465,18 @@ impl Device for EmulatedDevice {
     }
 
     fn kernel(&self, module: ModuleId, name: &str, _: u32) -> DeviceResult<KernelId> {
+        if let Some(interpreter) = &self.interpreter {
+            let found = interpreter.borrow().modules[module.0].entry(name).map(|_| ());
+            found.map_err(|error| DeviceError::Other(error.to_string()))?;
+            self.kernels.borrow_mut().push((name.into(), KernelCode::Ptx(module.0)));
+            return Ok(KernelId(self.kernels.borrow().len() - 1));
+        }
         let libraries = self.libraries.borrow();
         // SAFETY: the symbol is the function that the KERNEL macro makes; the library is never closed before `self`.
         let symbol: Result<Symbol<'_, Emulate>, _> =
             unsafe { libraries[module.0].get(format!("emulate_{name}").as_bytes()) };
         let emulate = *symbol.map_err(|error| DeviceError::Other(error.to_string()))?;
-        self.kernels.borrow_mut().push((name.into(), emulate));
+        self.kernels.borrow_mut().push((name.into(), KernelCode::Native(emulate)));
         Ok(KernelId(self.kernels.borrow().len() - 1))
     }
 
@@ -440,31 +525,4 @@ impl Drop for EmulatedDevice {
         let left = self.bytes_in_use();
         assert!(left == (0, 0) || std::thread::panicking(), "never freed: {left:?} bytes (device, pinned)");
     }
-}
-
-/// As cublasLt: products of the operands' type, summed in float32, in an order that does not depend on `m`.
-fn multiply(matmul: &Matmul, x: DevicePtr, w: DevicePtr, bias: DevicePtr, out: DevicePtr) {
-    let Matmul { m, n, k, dtype, out: out_dtype, bias: has_bias } = *matmul;
-    let (x, w) = (read(x, m * k, dtype), read(w, n * k, dtype));
-    let bias = if has_bias { read(bias, n, out_dtype) } else { vec![0.0; n] };
-    let mut result = Vec::with_capacity(m * n);
-    for x in x.chunks_exact(k) {
-        for (w, bias) in w.chunks_exact(k).zip(&bias) {
-            let sum: f32 = x.iter().zip(w).map(|(x, w)| x * w).sum();
-            result.push(sum + bias);
-        }
-    }
-    write(out, &result, out_dtype);
-}
-
-fn read(from: DevicePtr, len: usize, dtype: DType) -> Vec<f32> {
-    // SAFETY: the caller that enqueued the operation promised the range.
-    let bytes = unsafe { std::slice::from_raw_parts(from.0 as *const u8, len * dtype.size_bytes()) };
-    super::support::floats(bytes, dtype)
-}
-
-fn write(to: DevicePtr, values: &[f32], dtype: DType) {
-    let bytes = super::support::bytes(values, dtype);
-    // SAFETY: as above.
-    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.0 as *mut u8, bytes.len()) };
 }

@@ -12,6 +12,7 @@ mod experts;
 mod goldens;
 mod loader;
 mod model;
+mod ptx;
 mod resume;
 mod rows;
 mod sampling;

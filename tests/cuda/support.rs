@@ -22,7 +22,8 @@ pub fn on_gpu() -> bool {
     std::env::var_os("PAGETIDE_TEST_DEVICE").is_some_and(|kind| kind == "cuda")
 }
 
-/// The emulation, or, with `PAGETIDE_TEST_DEVICE=cuda`, the first GPU.
+/// The emulation, or, with `PAGETIDE_TEST_DEVICE=cuda`, the first GPU; with `ptx-sm_80` or `ptx-sm_90a`, the emulation
+/// with kernels that run as PTX.
 pub fn device(thread_order: u32) -> Rc<dyn Device> {
     if on_gpu() {
         // Products as exact resume needs them.
@@ -32,10 +33,17 @@ pub fn device(thread_order: u32) -> Rc<dyn Device> {
     Rc::new(EmulatedDevice::new(EmulatedOptions { thread_order, ..EmulatedOptions::default() }))
 }
 
-/// The thread orders that everything is run under. A GPU has its own order, and accesses out of bounds are the same
-/// under any order.
+/// The thread orders that everything is run under. A GPU has its own order, accesses out of bounds are the same under
+/// any order, and the interpreter of PTX finds races whatever the order.
 pub fn thread_orders() -> std::ops::Range<u32> {
-    if on_gpu() || std::env::var_os("PAGETIDE_KERNEL_SANITIZER").is_some() { 0..1 } else { 0..3 }
+    if on_gpu()
+        || crate::emulation::ptx::asked_for().is_some()
+        || std::env::var_os("PAGETIDE_KERNEL_SANITIZER").is_some()
+    {
+        0..1
+    } else {
+        0..3
+    }
 }
 
 /// SplitMix64.
@@ -216,6 +224,18 @@ pub fn parallel(cases: std::ops::Range<u64>, test: impl Fn(u64) + Sync) {
 /// Kernels with one piece of their text replaced must fail a check: by a wrong result, by a result that depends on the
 /// threads' order, or by an error of the emulation.
 pub fn breaks(file: &str, from: &str, to: &str, check: impl Fn(&dyn Fn(u32) -> Rc<dyn Device>)) {
+    let failure = failure_of_broken(file, from, to, &EmulatedOptions::default(), check);
+    assert!(failure.is_some(), "nobody notices {to:?} in place of {from:?} in {file}");
+}
+
+/// What a check says of such kernels.
+pub fn failure_of_broken(
+    file: &str,
+    from: &str,
+    to: &str,
+    options: &EmulatedOptions,
+    check: impl Fn(&dyn Fn(u32) -> Rc<dyn Device>),
+) -> Option<String> {
     let folder = tempfile::tempdir().unwrap();
     copy_folder(&root().join("kernels"), folder.path());
     let path = folder.path().join(file);
@@ -223,11 +243,12 @@ pub fn breaks(file: &str, from: &str, to: &str, check: impl Fn(&dyn Fn(u32) -> R
     assert!(text.contains(from), "{file} has no {from:?}");
     fs::write(&path, text.replacen(from, to, 1)).unwrap();
     let broken = |thread_order| -> Rc<dyn Device> {
-        let options = EmulatedOptions { kernels: folder.path().into(), thread_order, ..EmulatedOptions::default() };
+        let options = EmulatedOptions { kernels: folder.path().into(), thread_order, ..options.clone() };
         Rc::new(EmulatedDevice::new(options))
     };
-    let result = std::panic::catch_unwind(AssertUnwindSafe(|| check(&broken)));
-    assert!(result.is_err(), "nobody notices {to:?} in place of {from:?} in {file}");
+    let panic = std::panic::catch_unwind(AssertUnwindSafe(|| check(&broken))).err()?;
+    let message = panic.downcast_ref::<String>().cloned();
+    Some(message.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string)).unwrap_or_default())
 }
 
 fn copy_folder(from: &Path, to: &Path) {

@@ -94,13 +94,13 @@ fn compile(root: &Path, file: &str, defines: &[String], linked: Option<&Path>) -
 /// The right to make a library. For each library one thread has it at a time, so that the others find the finished
 /// library. At most as many threads as there are processors have it at once: a compiler takes up to a gigabyte, and
 /// tests that each run a thread for each processor would otherwise use up the machine's memory.
-struct Compiling(PathBuf);
+pub(super) struct Compiling(PathBuf);
 
 static COMPILING: LazyLock<Mutex<HashSet<PathBuf>>> = LazyLock::new(Mutex::default);
 static COMPILER_ENDED: Condvar = Condvar::new();
 
 impl Compiling {
-    fn begin(library: &Path) -> Self {
+    pub(super) fn begin(library: &Path) -> Self {
         let most = std::thread::available_parallelism().map_or(1, usize::from);
         let compiling = COMPILING.lock().expect("nothing panics while it holds this");
         COMPILER_ENDED
@@ -119,7 +119,7 @@ impl Drop for Compiling {
 }
 
 /// The texts of a file and of all files of ours that it includes, by their paths within `root`.
-fn texts(root: &Path, file: &str) -> BTreeMap<PathBuf, String> {
+pub(super) fn texts(root: &Path, file: &str) -> BTreeMap<PathBuf, String> {
     let mut texts = BTreeMap::new();
     let mut to_read = vec![PathBuf::from(file)];
     while let Some(file) = to_read.pop() {

@@ -1,0 +1,26 @@
+//! Matrix products of the emulated device.
+
+use crate::support::{bytes, floats};
+use pagetide::backend::DType;
+use pagetide::backend::cuda::device::{DevicePtr, Matmul};
+
+/// As cublasLt: products of the operands' type, summed in float32, in an order that does not depend on `m`.
+pub(super) fn multiply(matmul: &Matmul, x: DevicePtr, w: DevicePtr, bias: DevicePtr) -> Vec<u8> {
+    let Matmul { m, n, k, dtype, out: out_dtype, bias: has_bias } = *matmul;
+    let (x, w) = (read(x, m * k, dtype), read(w, n * k, dtype));
+    let bias = if has_bias { read(bias, n, out_dtype) } else { vec![0.0; n] };
+    let mut result = Vec::with_capacity(m * n);
+    for x in x.chunks_exact(k) {
+        for (w, bias) in w.chunks_exact(k).zip(&bias) {
+            let sum: f32 = x.iter().zip(w).map(|(x, w)| x * w).sum();
+            result.push(sum + bias);
+        }
+    }
+    bytes(&result, out_dtype)
+}
+
+fn read(from: DevicePtr, len: usize, dtype: DType) -> Vec<f32> {
+    // SAFETY: the caller that enqueued the operation promised the range.
+    let bytes = unsafe { std::slice::from_raw_parts(from.0 as *const u8, len * dtype.size_bytes()) };
+    floats(bytes, dtype)
+}

@@ -1,0 +1,131 @@
+//! The kernels as executed PTX: nvcc compiles them, and the interpreter of `tests/ptx` runs what it makes.
+//!
+//! nvcc is in the same pip environment as NVRTC, whose folder `PAGETIDE_TEST_NVRTC` names
+//! (`scripts/compile-kernels.sh`).
+
+use super::compile::{Compiling, texts};
+use pagetide::backend::cuda::device::{DeviceError, DeviceResult, Grid, ModuleSource};
+use ptx_interpreter::findings::FindingKind;
+use ptx_interpreter::{GpuOptions, GridLaunch, Module, VirtualGpu};
+use std::collections::HashMap;
+use std::collections::hash_map::DefaultHasher;
+use std::fs;
+use std::hash::{Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, LazyLock, Mutex};
+
+/// An architecture that kernels are compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Architecture {
+    Sm80,
+    Sm90a,
+}
+
+impl Architecture {
+    pub const ALL: [Self; 2] = [Self::Sm80, Self::Sm90a];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Sm80 => "compute_80",
+            Self::Sm90a => "compute_90a",
+        }
+    }
+
+    /// Compute capability, and the most dynamic shared memory of a thread block.
+    pub fn limits(self) -> ((u32, u32), u32) {
+        match self {
+            Self::Sm80 => ((8, 0), 163 << 10),
+            Self::Sm90a => ((9, 0), 227 << 10),
+        }
+    }
+}
+
+/// `PAGETIDE_TEST_DEVICE=ptx-sm_80` or `ptx-sm_90a`: all tests run on executed PTX.
+pub fn asked_for() -> Option<Architecture> {
+    match std::env::var("PAGETIDE_TEST_DEVICE").as_deref() {
+        Ok("ptx-sm_80") => Some(Architecture::Sm80),
+        Ok("ptx-sm_90a") => Some(Architecture::Sm90a),
+        _ => None,
+    }
+}
+
+/// The compiler; `None` if `PAGETIDE_TEST_NVRTC` is not set.
+pub fn nvcc() -> Option<PathBuf> {
+    let folder = PathBuf::from(std::env::var_os("PAGETIDE_TEST_NVRTC")?);
+    let nvcc = folder.join("../bin/nvcc");
+    assert!(nvcc.is_file(), "PAGETIDE_TEST_NVRTC is set, and there is no {}", nvcc.display());
+    Some(nvcc)
+}
+
+/// The PTX of a module of the kernels in `root`. It is compiled if it does not exist yet.
+fn compiled(root: &Path, source: &ModuleSource, architecture: Architecture) -> DeviceResult<PathBuf> {
+    let nvcc = nvcc().ok_or(DeviceError::Other("executed PTX needs PAGETIDE_TEST_NVRTC".into()))?;
+    let defines: Vec<String> = source.defines.iter().map(|(name, value)| format!("-D{name}={value}")).collect();
+    let mut hasher = DefaultHasher::new();
+    (source.file, &defines, architecture.name(), texts(root, source.file)).hash(&mut hasher);
+    let name = source.file.trim_end_matches(".cu");
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{:016x}.ptx", hasher.finish()));
+    let _compiling = Compiling::begin(&path);
+    if path.is_file() {
+        return Ok(path);
+    }
+    let unfinished = path.with_extension(format!("{}.tmp", std::process::id()));
+    let output = Command::new(&nvcc)
+        // The lines name files as the repository does.
+        .current_dir(root)
+        .args(["-ptx", "-lineinfo", "-std=c++17", &format!("-arch={}", architecture.name())])
+        .args(&defines)
+        .arg("-o")
+        .arg(&unfinished)
+        .arg(source.file)
+        .output()
+        .map_err(|error| DeviceError::Other(format!("{}: {error}", nvcc.display())))?;
+    if !output.status.success() {
+        let log = String::from_utf8_lossy(&output.stderr).into_owned();
+        return Err(DeviceError::Compile { file: name.into(), arch: architecture.name().into(), log });
+    }
+    fs::rename(&unfinished, &path).map_err(|error| DeviceError::Other(error.to_string()))?;
+    Ok(path)
+}
+
+/// A decoded module. Tests that run at the same time share it.
+pub fn module(root: &Path, source: &ModuleSource, architecture: Architecture) -> DeviceResult<Arc<Module>> {
+    static MODULES: LazyLock<Mutex<HashMap<PathBuf, Arc<Module>>>> = LazyLock::new(Mutex::default);
+    let path = compiled(root, source, architecture)?;
+    if let Some(known) = MODULES.lock().expect("nothing panics while it holds this").get(&path) {
+        return Ok(known.clone());
+    }
+    let text = fs::read_to_string(&path).map_err(|error| DeviceError::Other(error.to_string()))?;
+    let parsed = Module::parse(&text).map_err(|error| DeviceError::Other(format!("{}: {error}", path.display())))?;
+    let parsed = Arc::new(parsed);
+    MODULES.lock().expect("nothing panics while it holds this").insert(path, parsed.clone());
+    Ok(parsed)
+}
+
+/// The interpreter's side of an emulated device.
+pub struct Interpreter {
+    pub gpu: VirtualGpu,
+    pub architecture: Architecture,
+    pub modules: Vec<Arc<Module>>,
+}
+
+impl Interpreter {
+    pub fn new(architecture: Architecture, seed: u64) -> Self {
+        let options = GpuOptions { seed, ..GpuOptions::default() };
+        Self { gpu: VirtualGpu::new(options), architecture, modules: Vec::new() }
+    }
+
+    /// Runs a kernel. What the sanitizer finds is the device's failure.
+    pub fn launch(&mut self, module: usize, name: &str, grid: Grid, params: &[u8]) -> DeviceResult<()> {
+        let launch = GridLaunch::new(grid.blocks, [grid.threads, 1, 1], grid.shared_bytes);
+        let mut report = self
+            .gpu
+            .launch(&self.modules[module].clone(), name, &launch, params)
+            .map_err(|error| DeviceError::Other(error.to_string()))?;
+        // Whole blocks are copied, with the places of tokens that are not there yet.
+        let copies_blocks = name == "copy_blocks";
+        report.findings.retain(|finding| !copies_blocks || finding.kind != FindingKind::Uninitialized);
+        report.failure().map_or(Ok(()), |failure| Err(DeviceError::Lost(failure)))
+    }
+}

@@ -1,0 +1,117 @@
+//! Kernels as executed PTX, for both architectures, and kernels that are broken on purpose: the interpreter has to say
+//! what is wrong and where. With `PAGETIDE_TEST_DEVICE=ptx-sm_80` or `ptx-sm_90a` all other tests run on PTX too.
+
+use crate::attention::{check_long, check_tiles};
+use crate::emulation::ptx::{Architecture, nvcc};
+use crate::emulation::{EmulatedDevice, EmulatedOptions};
+use crate::support::{failure_of_broken, parallel};
+use pagetide::backend::cuda::device::Device;
+use std::rc::Rc;
+
+fn options(ptx: Architecture) -> EmulatedOptions {
+    EmulatedOptions { ptx: Some(ptx), ..EmulatedOptions::default() }
+}
+
+/// Returns false, and says so, if there is no compiler.
+fn has_nvcc() -> bool {
+    let found = nvcc().is_some();
+    if !found {
+        println!("skipped: PAGETIDE_TEST_NVRTC is not set");
+    }
+    found
+}
+
+#[test]
+fn attention_runs_as_ptx() {
+    if !has_nvcc() {
+        return;
+    }
+    for architecture in Architecture::ALL {
+        let device = |thread_order| -> Rc<dyn Device> {
+            Rc::new(EmulatedDevice::new(EmulatedOptions { thread_order, ..options(architecture) }))
+        };
+        check_tiles(&device);
+        check_long(&device);
+    }
+}
+
+/// A file, a piece of its text, what replaces it, and what the failure has to name.
+type Breakage = (&'static str, &'static str, &'static str, [&'static str; 2]);
+
+#[test]
+fn broken_kernels_are_found_with_their_line() {
+    if !has_nvcc() {
+        return;
+    }
+    let breakages: [Breakage; 6] = [
+        // Warps would overwrite V while others read it.
+        (
+            "attention.cu",
+            "        copy_async_wait<0>();\n        __syncthreads();  // K is there",
+            "        copy_async_wait<0>();  // K is there",
+            ["race", "include/attention.cuh:"],
+        ),
+        // Lanes read what other lanes of the warp have copied.
+        (
+            "attention.cu",
+            "        __syncwarp();  // the slice is there",
+            "        // the slice is there",
+            ["race", "attention.cu:"],
+        ),
+        (
+            "attention.cu",
+            "        copy_async_wait<0>();\n        __syncthreads();  // V is there",
+            "        __syncthreads();  // V is there",
+            ["missing wait", "include/ptx.cuh:"],
+        ),
+        // One row too many is beyond the block's shared memory.
+        (
+            "include/attention.cuh",
+            "shared + token * ROW_STRIDE + column, from, valid",
+            "shared + (token + 4096) * ROW_STRIDE + column, from, valid",
+            ["out of bounds", "include/attention.cuh:"],
+        ),
+        // Half of Q is never copied.
+        (
+            "attention.cu",
+            "copy < TILE_ROWS * CHUNKS;",
+            "copy < TILE_ROWS * CHUNKS / 2;",
+            ["uninitialized read", "include/ptx.cuh:"],
+        ),
+        // Not a multiple of 16 bytes.
+        (
+            "include/attention.cuh",
+            "row_tile * 16 + lane % 16) * ROW_STRIDE + k * 16",
+            "row_tile * 16 + lane % 16) * ROW_STRIDE + k * 16 + 1",
+            ["misaligned", "include/ptx.cuh:"],
+        ),
+    ];
+    parallel(0..breakages.len() as u64, |i| {
+        let (file, from, to, wanted) = breakages[i as usize];
+        let failure = failure_of_broken(file, from, to, &options(Architecture::Sm80), |device| {
+            check_tiles(device);
+            check_long(device);
+        });
+        let failure = failure.unwrap_or_else(|| panic!("nobody notices {to:?} in {file}"));
+        assert!(wanted.iter().all(|part| failure.contains(part)), "{to:?}: {failure}");
+    });
+}
+
+/// These run without a finding, and give wrong results.
+#[test]
+fn wrong_fragments_give_wrong_results() {
+    if !has_nvcc() {
+        return;
+    }
+    let breakages = [
+        ("include/attention.cuh", "mma(s[r][2 * n], a[r], b[0], b[1]", "mma(s[r][2 * n], a[r], b[0], b[2]"),
+        ("include/attention.cuh", "pair[i % 2 * 2], pair[i % 2 * 2 + 1]", "pair[i % 2 * 2 + 1], pair[i % 2 * 2]"),
+        ("include/ptx.cuh", "x4.trans.shared", "x4.shared"),
+    ];
+    parallel(0..breakages.len() as u64, |i| {
+        let (file, from, to) = breakages[i as usize];
+        let failure = failure_of_broken(file, from, to, &options(Architecture::Sm90a), |device| check_tiles(device));
+        let failure = failure.unwrap_or_else(|| panic!("nobody notices {to:?} in {file}"));
+        assert!(failure.contains("element"), "{failure}");
+    });
+}
