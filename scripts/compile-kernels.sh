@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Compiles every specialisation of the kernels that the shipped configurations can need, with NVRTC (as a start on a GPU
 # machine does) and with nvcc for sm_80, sm_90a and sm_100a, and checks the machine code against the rules of
-# kernels/machine-code.toml and the figures of kernels/machine-code.csv. With --update it writes the figures. It needs no
-# GPU: the compilers are pip's wheels, in a Python environment that is kept until their list changes.
+# kernels/machine-code.toml and the figures of kernels/machine-code.csv. With --update it writes the figures. It needs
+# no GPU: the compilers are pip's wheels, in a Python environment that is kept until their list changes.
 #
 #     scripts/compile-kernels.sh [--update] [FOLDER OF THE ENVIRONMENT]
 set -euo pipefail
