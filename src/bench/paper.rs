@@ -206,7 +206,7 @@ impl Report<'_> {
             self.results.waste.push((dataset.name.into(), rows));
         }
         let effort = self.effort();
-        let name = format!("memory: over time {effort:?}");
+        let name = format!("memory: over time at {OVER_TIME_RATE} requests/s {effort:?}");
         self.results.over_time = self.pieces.piece(&name, || Ok(over_time(&effort)))?;
         Ok(())
     }
@@ -340,12 +340,15 @@ impl Report<'_> {
 /// Factor on lengths in a short run.
 const QUICK_SCALE: f64 = 0.125;
 
-/// Max, Oracle and paged on OPT-13B at a rate that Oracle just serves.
+/// Requests a second of [`over_time`]: more than Oracle serves, and what paged serves.
+const OVER_TIME_RATE: f64 = 2.2;
+
+/// Max, Oracle and paged on OPT-13B.
 fn over_time(effort: &Effort) -> Vec<(System, Vec<[f64; 4]>)> {
     let scenarios = Scenario::all(&[], true);
     let scenario = scenarios.iter().find(|scenario| scenario.key == "sharegpt-13b").expect("it is one of all");
     let requests = scenario.requests(effort.num_requests.min(600), effort.seed);
-    let arrivals_s = poisson(requests.len(), 1.6, effort.seed);
+    let arrivals_s = poisson(requests.len(), OVER_TIME_RATE, effort.seed);
     let timing = scenario.deployment.timing();
     let of = |system| {
         let load = LoadOnSystem {

@@ -139,13 +139,23 @@ fn chart(curves: &Curves) -> XyChart {
         ChartLine::new(curve.system.name(), points)
     };
     XyChart {
-        title: format!("Simulated: {} (figure {})", curves.title, curves.figure),
+        title: chart_title(curves),
         x_label: "requests a second".into(),
         y_label: "seconds a token".into(),
         x_scale: Scale::Linear,
         y_scale: Scale::Linear,
         lines: curves.curves.iter().map(line).collect(),
         marks: Vec::new(),
+    }
+}
+
+/// Without the GPUs, so that it fits.
+fn chart_title(curves: &Curves) -> String {
+    let (model, rest) = curves.title.split_once(" on ").unwrap_or((&curves.title, ""));
+    let load = rest.split_once(", ").map_or("", |(_, load)| load);
+    match curves.figure.as_str() {
+        "none" => format!("Simulated: {model}, {load}"),
+        figure => format!("Simulated, figure {figure}: {model}, {load}"),
     }
 }
 
