@@ -128,7 +128,7 @@ struct Report<'a> {
 
 /// Requests of `waste`, and of `sharing`.
 const WASTE_REQUESTS: [usize; 2] = [4_000, 600];
-const SHARING_REQUESTS: [usize; 2] = [400, 200];
+const SHARING_REQUESTS: usize = 400;
 /// Requests of each measured run, and those of the runs by block size.
 const MEASURED_REQUESTS: [usize; 2] = [96, 24];
 /// Seconds after which a batch size of transformers is not continued.
@@ -212,7 +212,7 @@ impl Report<'_> {
     }
 
     fn sharing(&mut self) -> Result<(), StartError> {
-        let (num, effort) = (self.pick(SHARING_REQUESTS), self.effort());
+        let (num, effort) = (SHARING_REQUESTS, self.effort());
         let name = format!("sharing: {num} requests, seed {}", effort.seed);
         let memory = OPT_66B.memory(effort.block_size);
         let found = self.pieces.piece(&name, || Ok(shared::measure(num, effort.block_size, memory, effort.seed)))?;
