@@ -44,7 +44,8 @@ __device__ __forceinline__ PrefillTile prefill_tile(const BatchHeader* batch) {
 }
 
 // grid: prefill_tiles * NUM_KV_HEADS * TILES_PER_GROUP, the heads of a tile next to each other;
-// dynamic shared memory: (TILE_ROWS + 2 * PREFILL_KV_TILE) * ROW_STRIDE scalars
+// dynamic shared memory: (TILE_ROWS + 2 * PREFILL_KV_TILE) * ROW_STRIDE scalars; with KV_CODES 2 *
+// LOADED_SIZE<PREFILL_KV_TILE> bytes more
 KERNEL_OCCUPANCY(PREFILL_THREADS, 2, attention_prefill, AttentionParams) {
     if (blockIdx.x / (NUM_KV_HEADS * TILES_PER_GROUP) >= p.batch->num_prefill_tiles) {
         return;
@@ -53,12 +54,18 @@ KERNEL_OCCUPANCY(PREFILL_THREADS, 2, attention_prefill, AttentionParams) {
     scalar* q = reinterpret_cast<scalar*>(shared);
     scalar* k = q + TILE_ROWS * ROW_STRIDE;
     scalar* v = k + PREFILL_KV_TILE * ROW_STRIDE;
+#ifdef KV_CODES
+    kv_element* loaded_k = reinterpret_cast<kv_element*>(v + PREFILL_KV_TILE * ROW_STRIDE);
+    kv_element* loaded_v = loaded_k + LOADED_SIZE<PREFILL_KV_TILE>;
+#else
+    kv_element *loaded_k = k, *loaded_v = v;
+#endif
     const int thread = threadIdx.x, warp = thread / WARP_SIZE, lane_row = thread % WARP_SIZE / 4;
 
     const PrefillTile tile = prefill_tile(p.batch);
     const uint32_t* table = batch_words(p.batch, p.batch->block_tables) + tile.seq.first_block;
-    const scalar* k_head = head_start(p, 0, tile.kv_head);
-    const scalar* v_head = head_start(p, 1, tile.kv_head);
+    const kv_element* k_head = head_start(p, 0, tile.kv_head);
+    const kv_element* v_head = head_start(p, 1, tile.kv_head);
     const uint32_t end = tile.first_position + tile.num_tokens;
     // Keys that all rows see need no mask.
     const uint32_t all_see_from = first_visible(p, end - 1), all_see_to = tile.first_position + 1;
@@ -78,13 +85,17 @@ KERNEL_OCCUPANCY(PREFILL_THREADS, 2, attention_prefill, AttentionParams) {
     // Tiles start at multiples of their size however the prompt is chunked, so a row's sums are always split the same
     // way.
     uint32_t first = first_visible(p, tile.first_position) / PREFILL_KV_TILE * PREFILL_KV_TILE;
-    load_tokens<PREFILL_KV_TILE, PREFILL_THREADS>(k, k_head, table, first, end, thread);
+    load_tokens<PREFILL_KV_TILE, PREFILL_THREADS>(loaded_k, k_head, table, first, end, thread);
     copy_async_commit();
     for (; first < end; first += PREFILL_KV_TILE) {
         copy_async_wait<0>();
         __syncthreads();  // K is there, and no thread reads the previous V
-        load_tokens<PREFILL_KV_TILE, PREFILL_THREADS>(v, v_head, table, first, end, thread);
+        load_tokens<PREFILL_KV_TILE, PREFILL_THREADS>(loaded_v, v_head, table, first, end, thread);
         copy_async_commit();
+        if (HAS_CODES) {
+            finish_tile<PREFILL_KV_TILE, PREFILL_THREADS>(k, loaded_k, first, end, thread);
+            __syncthreads();  // the elements of K are there
+        }
 
         float s[PREFILL_ROW_TILES][PREFILL_KV_TILE / 8][4];
         scores<PREFILL_ROW_TILES, PREFILL_KV_TILE>(s, k, load_q);
@@ -120,9 +131,14 @@ KERNEL_OCCUPANCY(PREFILL_THREADS, 2, attention_prefill, AttentionParams) {
         copy_async_wait<0>();
         __syncthreads();  // V is there, and no thread reads this K any more
         if (first + PREFILL_KV_TILE < end) {
-            load_tokens<PREFILL_KV_TILE, PREFILL_THREADS>(k, k_head, table, first + PREFILL_KV_TILE, end, thread);
+            const uint32_t next = first + PREFILL_KV_TILE;
+            load_tokens<PREFILL_KV_TILE, PREFILL_THREADS>(loaded_k, k_head, table, next, end, thread);
         }
         copy_async_commit();
+        if (HAS_CODES) {
+            finish_tile<PREFILL_KV_TILE, PREFILL_THREADS>(v, loaded_v, first, end, thread);
+            __syncthreads();  // the elements of V are there
+        }
         accumulate<PREFILL_ROW_TILES, PREFILL_KV_TILE>(o, weights, v);
     }
     copy_async_wait<0>();
@@ -158,14 +174,16 @@ KERNEL_OCCUPANCY(PREFILL_THREADS, 2, attention_prefill, AttentionParams) {
 constexpr int SLICE = 16;
 constexpr int DECODE_HEADS = GROUP < 16 ? GROUP : 16;
 constexpr int DECODES_PER_GROUP = (GROUP + DECODE_HEADS - 1) / DECODE_HEADS;
-constexpr int STAGE_SIZE = 2 * SLICE * ROW_STRIDE;
-constexpr int WARP_STAGES = DECODE_STAGES * STAGE_SIZE;
+// A warp's memory: the slices as they are copied, and, if these are codes, one slice of their elements before them.
+constexpr int STAGE_SIZE = 2 * LOADED_SIZE<SLICE>;
+constexpr int FINISHED_BYTES = HAS_CODES ? 2 * SLICE * ROW_STRIDE * sizeof(scalar) : 0;
+constexpr int WARP_BYTES = FINISHED_BYTES + DECODE_STAGES * STAGE_SIZE * sizeof(kv_element);
 // A partition's result for one head: [HEAD_DIM] weighted sums of V, the maximum, the sum of weights.
 constexpr int PARTIAL_STRIDE = HEAD_DIM + 4;
 // The result of one warp in shared memory, of the same form.
 constexpr int RESULT_STRIDE = HEAD_DIM + 4;
 
-static_assert(DECODE_HEADS * RESULT_STRIDE * sizeof(float) <= WARP_STAGES * sizeof(scalar), "results fit");
+static_assert(DECODE_HEADS * RESULT_STRIDE * sizeof(float) <= WARP_BYTES, "results fit");
 
 // A sequence's tokens are split into equal partitions, each of whole rounds of all warps' slices.
 struct Partition {
@@ -183,7 +201,7 @@ __device__ __forceinline__ Partition partition_of(const AttentionParams& p, uint
 }
 
 // grid: (decode_seqs, NUM_KV_HEADS * DECODES_PER_GROUP, partitions);
-// dynamic shared memory: SLICE * ROW_STRIDE + DECODE_WARPS * WARP_STAGES scalars
+// dynamic shared memory: SLICE * ROW_STRIDE scalars, and DECODE_WARPS * WARP_BYTES
 KERNEL(DECODE_WARPS * WARP_SIZE, attention_decode, AttentionParams) {
     if (blockIdx.x >= p.batch->num_decode_seqs) {
         return;
@@ -204,9 +222,12 @@ KERNEL(DECODE_WARPS * WARP_SIZE, attention_decode, AttentionParams) {
     DYNAMIC_SHARED(shared);
     const int warp = threadIdx.x / WARP_SIZE, lane = threadIdx.x % WARP_SIZE;
     scalar* q = reinterpret_cast<scalar*>(shared);
-    scalar* stages = q + SLICE * ROW_STRIDE + warp * WARP_STAGES;
-    const scalar* k_head = head_start(p, 0, kv_head);
-    const scalar* v_head = head_start(p, 1, kv_head);
+    unsigned char* of_warps = shared + SLICE * ROW_STRIDE * sizeof(scalar);
+    unsigned char* mine = of_warps + warp * WARP_BYTES;
+    scalar* finished = reinterpret_cast<scalar*>(mine);  // with KV_CODES
+    kv_element* stages = reinterpret_cast<kv_element*>(mine + FINISHED_BYTES);
+    const kv_element* k_head = head_start(p, 0, kv_head);
+    const kv_element* v_head = head_start(p, 1, kv_head);
 
     // Row i of Q is head i of the group, or zeros.
     for (int copy = threadIdx.x; copy < SLICE * CHUNKS; copy += DECODE_WARPS * WARP_SIZE) {
@@ -219,9 +240,9 @@ KERNEL(DECODE_WARPS * WARP_SIZE, attention_decode, AttentionParams) {
     const uint32_t step = SLICE * DECODE_WARPS;
     const auto load_slice = [&](int stage, uint32_t first) {
         if (first < part.end) {
-            scalar* k = stages + stage * STAGE_SIZE;
+            kv_element* k = stages + stage * STAGE_SIZE;
             load_tokens<SLICE, WARP_SIZE>(k, k_head, table, first, part.end, lane);
-            load_tokens<SLICE, WARP_SIZE>(k + SLICE * ROW_STRIDE, v_head, table, first, part.end, lane);
+            load_tokens<SLICE, WARP_SIZE>(k + LOADED_SIZE<SLICE>, v_head, table, first, part.end, lane);
         }
         copy_async_commit();
     };
@@ -247,7 +268,14 @@ KERNEL(DECODE_WARPS * WARP_SIZE, attention_decode, AttentionParams) {
         load_slice((stage + DECODE_STAGES - 1) % DECODE_STAGES, next);
         next += step;
 
-        const scalar* k = stages + stage * STAGE_SIZE;
+        const kv_element* loaded = stages + stage * STAGE_SIZE;
+        if (HAS_CODES) {
+            finish_tile<SLICE, WARP_SIZE>(finished, loaded, first, part.end, lane);
+            finish_tile<SLICE, WARP_SIZE>(finished + SLICE * ROW_STRIDE, loaded + LOADED_SIZE<SLICE>, first, part.end,
+                                          lane);
+            __syncwarp();  // the elements are there
+        }
+        const scalar* k = HAS_CODES ? finished : reinterpret_cast<const scalar*>(loaded);
         float s[1][SLICE / 8][4];
         scores<1, SLICE>(s, k, load_q);
         cap_scores<SLICE>(s[0], p.cap_scale);
@@ -265,7 +293,7 @@ KERNEL(DECODE_WARPS * WARP_SIZE, attention_decode, AttentionParams) {
     __syncwarp();
 
     // The warps' results overwrite their slices.
-    float* results = reinterpret_cast<float*>(stages);
+    float* results = reinterpret_cast<float*>(mine);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const uint32_t head = lane / 4 + half * 8;
@@ -287,8 +315,8 @@ KERNEL(DECODE_WARPS * WARP_SIZE, attention_decode, AttentionParams) {
 
     for (uint32_t i = threadIdx.x; i < num_heads * HEAD_DIM; i += DECODE_WARPS * WARP_SIZE) {
         const uint32_t head = i / HEAD_DIM, d = i % HEAD_DIM;
-        constexpr uint32_t WARP_RESULTS = WARP_STAGES * sizeof(scalar) / sizeof(float);
-        const float* result = reinterpret_cast<const float*>(q + SLICE * ROW_STRIDE) + head * RESULT_STRIDE;
+        constexpr uint32_t WARP_RESULTS = WARP_BYTES / sizeof(float);
+        const float* result = reinterpret_cast<const float*>(of_warps) + head * RESULT_STRIDE;
         // The first warp has at least one slice, so its maximum is finite.
         float max = result[HEAD_DIM];
 #pragma unroll

@@ -7,7 +7,7 @@
 struct AttentionParams {
     const BatchHeader* batch;
     const scalar* qkv;   // [rows, QKV_COLS]
-    const scalar* pool;  // the KV blocks
+    const kv_element* pool;  // the KV blocks
     scalar* out;         // [rows, NUM_HEADS * HEAD_DIM]
     float* partials;     // not used
     uint32_t layer;
@@ -20,8 +20,33 @@ struct AttentionParams {
 constexpr int WARPS = 4;
 
 // One token's vector of the KV cache.
-__device__ __forceinline__ const scalar* vector_of(const scalar* head, const uint32_t* table, uint32_t position) {
-    return head + table[position / BLOCK_SIZE] * BLOCK_STRIDE + position % BLOCK_SIZE * HEAD_DIM;
+struct KvVector {
+    const kv_element* at;
+    float scale;  // 1 without KV_CODES
+
+    // Elements d, d + 1, ..., in units of `scale`.
+    template <int N> __device__ __forceinline__ void read(int d, float (&elements)[N]) const {
+        const Vec<kv_element, N> stored = load<N>(at + d);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+#ifdef KV_CODES
+            elements[i] = KV_CODES::decode(stored.at[i], 0);
+#else
+            elements[i] = to_float(stored.at[i]);
+#endif
+        }
+    }
+};
+
+__device__ __forceinline__ KvVector vector_of(const kv_element* head, const uint32_t* table, uint32_t position) {
+    const kv_element* part = head + table[position / BLOCK_SIZE] * BLOCK_STRIDE;
+    const uint32_t slot = position % BLOCK_SIZE;
+#ifdef KV_CODES
+    const float scale = to_float(*reinterpret_cast<const bf16*>(scale_of(part, slot))) * KV_CODES::UNIT;
+#else
+    const float scale = 1.0f;
+#endif
+    return {part + slot * HEAD_DIM, scale};
 }
 
 // Tiles are single tokens. grid: (prefill_tiles, NUM_HEADS / WARPS); dynamic shared memory: WARPS * HEAD_DIM floats
@@ -37,8 +62,8 @@ KERNEL_OCCUPANCY(WARPS * WARP_SIZE, 4, attention_rows, AttentionParams) {
     const uint64_t row = seq.first_row + tile.first_row;
     const uint32_t position = seq.num_computed + tile.first_row;
     const uint32_t seen_from = p.window == 0 || position < p.window ? 0 : position + 1 - p.window;
-    const scalar* k_head = p.pool + head_offset(0, p.layer, 0, head / GROUP);
-    const scalar* v_head = p.pool + head_offset(0, p.layer, 1, head / GROUP);
+    const kv_element* k_head = p.pool + head_offset(0, p.layer, 0, head / GROUP);
+    const kv_element* v_head = p.pool + head_offset(0, p.layer, 1, head / GROUP);
 
     DYNAMIC_SHARED(shared);
     float* q = reinterpret_cast<float*>(shared) + warp * HEAD_DIM;
@@ -55,16 +80,21 @@ KERNEL_OCCUPANCY(WARPS * WARP_SIZE, 4, attention_rows, AttentionParams) {
         const uint32_t mine = first + lane;
         float score = -INFINITY;
         if (mine >= seen_from && mine <= position) {
-            constexpr int N = 16 / sizeof(scalar);
-            const scalar* k = vector_of(k_head, table, mine);
+            // Heads have multiples of 8 dimensions.
+            constexpr int N = VEC<kv_element> < 8 ? VEC<kv_element> : 8;
+            const KvVector k = vector_of(k_head, table, mine);
             score = 0.0f;
             for (int d = 0; d < HEAD_DIM; d += N) {
-                const Vec<scalar, N> values = load<N>(k + d);
+                float elements[N];
+                k.read(d, elements);
 #pragma unroll
                 for (int i = 0; i < N; i++) {
-                    score += q[d + i] * to_float(values.at[i]);
+                    score += q[d + i] * elements[i];
                 }
             }
+#ifdef KV_CODES
+            score *= k.scale;
+#endif
 #ifdef SOFTCAP
             score = tanhf(score * p.cap_scale);
 #endif
@@ -81,12 +111,15 @@ KERNEL_OCCUPANCY(WARPS * WARP_SIZE, 4, attention_rows, AttentionParams) {
         const uint32_t num_tokens = min(uint32_t(WARP_SIZE), position + 1 - first);
         for (uint32_t t = seen_from > first ? seen_from - first : 0; t < num_tokens; t++) {
             const float of_token = __shfl_sync(FULL_WARP, weight, t);
-            const scalar* v = vector_of(v_head, table, first + t);
+            const KvVector v = vector_of(v_head, table, first + t);
+            const float of_code = of_token * v.scale;
 #pragma unroll
             for (int i = 0; i < DIMS; i++) {
                 const int d = i * WARP_SIZE + lane;
                 if (d < HEAD_DIM) {
-                    out[i] += of_token * to_float(v[d]);
+                    float element[1];
+                    v.read(d, element);
+                    out[i] += of_code * element[0];
                 }
             }
         }

@@ -213,63 +213,84 @@ struct RopeParams {
     const BatchHeader* batch;
     scalar* qkv;         // [rows, QKV_COLS]
     const float* table;  // [positions][cos, sin][rotary_dim / 2]; null: no rotation
-    scalar* pool;        // the KV blocks
+    kv_element* pool;    // the KV blocks
     uint32_t layer;
     uint32_t rotary_dim;
 };
 
 // Rotates dimension i with dimension i + rotary_dim / 2, `N` pairs at a time, from `from` to `to`, which may be the
 // same.
-template <int N>
-__device__ __forceinline__ void turn_head(const scalar* from, scalar* to, const float* table, uint32_t rotary_dim) {
+template <int N, class T>
+__device__ __forceinline__ void turn_head(const scalar* from, T* to, const float* table, uint32_t rotary_dim) {
     const uint32_t half = rotary_dim / 2, lane = threadIdx.x % WARP_SIZE;
     for (uint32_t i = lane * N; i < half; i += WARP_SIZE * N) {
         const Vec<scalar, N> low = load<N>(from + i), high = load<N>(from + half + i);
         const Vec<float, N> cos = load<N>(table + i), sin = load<N>(table + half + i);
-        Vec<scalar, N> new_low, new_high;
+        Vec<T, N> new_low, new_high;
 #pragma unroll
         for (int j = 0; j < N; j++) {
             const float a = to_float(low.at[j]), b = to_float(high.at[j]);
-            new_low.at[j] = from_float<scalar>(a * cos.at[j] - b * sin.at[j]);
-            new_high.at[j] = from_float<scalar>(b * cos.at[j] + a * sin.at[j]);
+            new_low.at[j] = from_float<T>(a * cos.at[j] - b * sin.at[j]);
+            new_high.at[j] = from_float<T>(b * cos.at[j] + a * sin.at[j]);
         }
         store(to + i, new_low);
         store(to + half + i, new_high);
     }
 }
 
-// Rotates Q in place, and writes the rotated K and the unchanged V into the cache. One warp computes one head. grid:
-// (rows, (NUM_HEADS + 2 * NUM_KV_HEADS) / WARPS_PER_BLOCK)
-KERNEL(WARPS_PER_BLOCK * WARP_SIZE, rope_and_write_kv, RopeParams) {
-    const uint32_t row = blockIdx.x, lane = threadIdx.x % WARP_SIZE;
-    const uint32_t head = blockIdx.y * WARPS_PER_BLOCK + threadIdx.x / WARP_SIZE;
-    if (row >= p.batch->num_rows || head >= NUM_HEADS + 2 * NUM_KV_HEADS) {
-        return;
-    }
-    scalar* from = p.qkv + uint64_t(row) * QKV_COLS + head * HEAD_DIM;
-    scalar* to = from;
-    if (head >= NUM_HEADS) {
-        const uint32_t is_v = head >= NUM_HEADS + NUM_KV_HEADS;
-        const uint32_t kv_head = head - NUM_HEADS - is_v * NUM_KV_HEADS;
-        const uint32_t slot = batch_words(p.batch, p.batch->slots)[row];
-        to = p.pool + head_offset(slot / BLOCK_SIZE, p.layer, is_v, kv_head) + slot % BLOCK_SIZE * HEAD_DIM;
-    }
-    const bool turns = p.table != nullptr && head < NUM_HEADS + NUM_KV_HEADS;
-    const uint32_t turned = turns ? p.rotary_dim : 0;
-    if (turns) {
-        const uint32_t position = batch_words(p.batch, p.batch->positions)[row];
-        const float* table = p.table + uint64_t(position) * p.rotary_dim;
+// Copies a head from `from` to `to`, which may be the same. If `table` is not null, the head is rotated.
+template <class T>
+__device__ __forceinline__ void move_head(const RopeParams& p, const scalar* from, T* to, const float* table) {
+    uint32_t turned = 0;
+    if (table != nullptr) {
+        turned = p.rotary_dim;
         if (p.rotary_dim % 8 == 0) {
             turn_head<4>(from, to, table, p.rotary_dim);
         } else {
             turn_head<1>(from, to, table, p.rotary_dim);
         }
     }
-    if (to != from) {
-        for (uint32_t i = turned + lane; i < HEAD_DIM; i += WARP_SIZE) {
-            to[i] = from[i];
+    if (static_cast<const void*>(to) != from) {
+        for (uint32_t i = turned + threadIdx.x % WARP_SIZE; i < HEAD_DIM; i += WARP_SIZE) {
+            to[i] = from_float<T>(to_float(from[i]));
         }
     }
+}
+
+// Rotates Q in place, and writes the rotated K and the unchanged V into the cache. One warp computes one head. grid:
+// (rows, (NUM_HEADS + 2 * NUM_KV_HEADS) / WARPS_PER_BLOCK); dynamic shared memory with KV_CODES: WARPS_PER_BLOCK *
+// HEAD_DIM floats
+KERNEL(WARPS_PER_BLOCK * WARP_SIZE, rope_and_write_kv, RopeParams) {
+    const uint32_t row = blockIdx.x, warp = threadIdx.x / WARP_SIZE;
+    const uint32_t head = blockIdx.y * WARPS_PER_BLOCK + warp;
+    if (row >= p.batch->num_rows || head >= NUM_HEADS + 2 * NUM_KV_HEADS) {
+        return;
+    }
+    scalar* from = p.qkv + uint64_t(row) * QKV_COLS + head * HEAD_DIM;
+    const bool turns = p.table != nullptr && head < NUM_HEADS + NUM_KV_HEADS;
+    const uint64_t position = turns ? batch_words(p.batch, p.batch->positions)[row] : 0;
+    const float* table = turns ? p.table + position * p.rotary_dim : nullptr;
+    if (head < NUM_HEADS) {
+        if (turns) {
+            move_head(p, from, from, table);
+        }
+        return;
+    }
+    const uint32_t is_v = head >= NUM_HEADS + NUM_KV_HEADS;
+    const uint32_t kv_head = head - NUM_HEADS - is_v * NUM_KV_HEADS;
+    const uint32_t slot = batch_words(p.batch, p.batch->slots)[row];
+    kv_element* part = p.pool + head_offset(slot / BLOCK_SIZE, p.layer, is_v, kv_head);
+    kv_element* to = part + slot % BLOCK_SIZE * HEAD_DIM;
+#ifdef KV_CODES
+    // Codes are made of the numbers before they are rounded to `scalar`.
+    DYNAMIC_SHARED(shared);
+    float* vector = reinterpret_cast<float*>(shared) + warp * HEAD_DIM;
+    move_head(p, from, vector, table);
+    __syncwarp();
+    write_codes(vector, to, scale_of(part, slot % BLOCK_SIZE));
+#else
+    move_head(p, from, to, table);
+#endif
 }
 
 // --- activations
@@ -381,7 +402,7 @@ KERNEL(ROW_THREADS, narrow, NarrowParams) {
 // --- blocks
 
 struct CopyBlocksParams {
-    scalar* pool;
+    kv_element* pool;
     const uint32_t* pairs;  // [num_pairs][from, to]; no block is both read and written
 };
 
@@ -389,9 +410,9 @@ constexpr uint32_t COPY_BYTES_PER_BLOCK = 16384;
 
 // grid: (bytes of a KV block / COPY_BYTES_PER_BLOCK, num_pairs)
 KERNEL(ROW_THREADS, copy_blocks, CopyBlocksParams) {
-    constexpr int N = VEC<scalar>;
+    constexpr int N = VEC<kv_element>;
     const uint32_t from = p.pairs[2 * blockIdx.y], to = p.pairs[2 * blockIdx.y + 1];
-    const uint64_t per_block = COPY_BYTES_PER_BLOCK / sizeof(scalar), start = blockIdx.x * per_block;
+    const uint64_t per_block = COPY_BYTES_PER_BLOCK / sizeof(kv_element), start = blockIdx.x * per_block;
     const uint64_t end = min(start + per_block, uint64_t(BLOCK_STRIDE));
     for (uint64_t i = start + threadIdx.x * N; i < end; i += blockDim.x * N) {
         store(p.pool + to * BLOCK_STRIDE + i, load<N>(p.pool + from * BLOCK_STRIDE + i));

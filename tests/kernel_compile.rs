@@ -9,7 +9,7 @@ use pagetide_backend::cuda::experts::{PRODUCT_SHARED_BYTES, routing_shared_bytes
 use pagetide_backend::cuda::rows::REDUCE_BYTES;
 use pagetide_backend::cuda::sampling::SCRATCH_BYTES;
 use pagetide_backend::cuda::{CudaOptions, module_sources};
-use pagetide_backend::{DType, KvLayout};
+use pagetide_backend::{CodeType, DType, KvDType, KvLayout};
 use serde_json::json;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -61,7 +61,8 @@ struct Specialisation {
     shared_bytes: Vec<(&'static str, usize)>,
 }
 
-/// Every head size with every group, each of both with every block size, and the other types with every head size.
+/// Every head size with every group, each of both with every block size, and the other types and KV caches with every
+/// head size.
 fn specialisations() -> Vec<Specialisation> {
     let mut all: Vec<Specialisation> = Vec::new();
     for info in [ampere(), hopper(), blackwell()] {
@@ -69,46 +70,58 @@ fn specialisations() -> Vec<Specialisation> {
         for dtype in [DType::BF16, DType::F16, DType::F32] {
             for (i, head_dim) in HEAD_DIMS.into_iter().enumerate() {
                 for (j, group) in GROUPS.into_iter().enumerate() {
-                    if dtype != DType::BF16 && i % GROUPS.len() != j {
+                    // The other kernels do not depend on the group, and hardly on the head size.
+                    let is_diagonal = j == i % GROUPS.len();
+                    if dtype != DType::BF16 && !is_diagonal {
                         continue;
                     }
-                    let options = options(dtype, head_dim, group, BLOCK_SIZES[(i + j) % BLOCK_SIZES.len()]);
-                    let shape = TileShape::choose(dtype, head_dim, info.max_shared_bytes as usize);
-                    for source in module_sources(&options, &info) {
-                        let is_attention = source.file.starts_with("attention");
-                        // The other kernels do not depend on the group, and hardly on the head size.
-                        let is_new = is_attention || j == i % GROUPS.len();
-                        let is_listed = |other: &Specialisation| other.arch == arch && other.source == source;
-                        if !is_new || all.iter().any(is_listed) {
-                            continue;
+                    let mut options = options(dtype, head_dim, group, BLOCK_SIZES[(i + j) % BLOCK_SIZES.len()]);
+                    add(&mut all, &arch, &options, &info, is_diagonal);
+                    if is_diagonal {
+                        // Codes need blocks of 8 tokens or a multiple of that.
+                        options.kv.block_size = options.kv.block_size.max(8);
+                        for codes in [CodeType::Int8, CodeType::Fp8] {
+                            options.kv.dtype = KvDType::Codes(codes);
+                            add(&mut all, &arch, &options, &info, true);
                         }
-                        let shared_bytes = match (source.file, shape) {
-                            ("attention.cu", Some(shape)) => vec![
-                                ("attention_prefill", shape.prefill_shared_bytes(head_dim)),
-                                ("attention_decode", shape.decode_shared_bytes(head_dim)),
-                                ("attention_merge", merge_shared_bytes(head_dim)),
-                            ],
-                            ("attention_rows.cu", _) => vec![("attention_rows", simple_shared_bytes(head_dim))],
-                            ("experts.cu", shape) => {
-                                let [route, group] = routing_shared_bytes(NUM_EXPERTS);
-                                let product = shape.map(|_| ("expert_product", PRODUCT_SHARED_BYTES));
-                                [("route", route), ("group_choices", group)].into_iter().chain(product).collect()
-                            }
-                            ("rows.cu", _) => {
-                                ["add_norm", "add_gated"].map(|name| (name, REDUCE_BYTES as usize)).to_vec()
-                            }
-                            ("sampling.cu", _) => {
-                                ["sample_tokens", "find_logprobs"].map(|name| (name, SCRATCH_BYTES as usize)).to_vec()
-                            }
-                            _ => Vec::new(),
-                        };
-                        all.push(Specialisation { arch: arch.clone(), source, shared_bytes });
                     }
                 }
             }
         }
     }
     all
+}
+
+/// Adds the modules of a model, if they are not in the list. Without `all_modules` only those of attention.
+fn add(all: &mut Vec<Specialisation>, arch: &str, options: &CudaOptions, info: &DeviceInfo, all_modules: bool) {
+    let shape = TileShape::choose(options.dtype, &options.kv, info.max_shared_bytes as usize);
+    let head_dim = options.kv.head_dim;
+    for source in module_sources(options, info) {
+        let is_wanted = all_modules || source.file.starts_with("attention");
+        let is_listed = |other: &Specialisation| other.arch == arch && other.source == source;
+        if !is_wanted || all.iter().any(is_listed) {
+            continue;
+        }
+        let shared_bytes = match (source.file, shape) {
+            ("attention.cu", Some(shape)) => vec![
+                ("attention_prefill", shape.prefill_shared_bytes()),
+                ("attention_decode", shape.decode_shared_bytes()),
+                ("attention_merge", merge_shared_bytes(head_dim)),
+            ],
+            ("attention_rows.cu", _) => vec![("attention_rows", simple_shared_bytes(head_dim))],
+            ("experts.cu", shape) => {
+                let [route, group] = routing_shared_bytes(NUM_EXPERTS);
+                let product = shape.map(|_| ("expert_product", PRODUCT_SHARED_BYTES));
+                [("route", route), ("group_choices", group)].into_iter().chain(product).collect()
+            }
+            ("rows.cu", _) => ["add_norm", "add_gated"].map(|name| (name, REDUCE_BYTES as usize)).to_vec(),
+            ("sampling.cu", _) => {
+                ["sample_tokens", "find_logprobs"].map(|name| (name, SCRATCH_BYTES as usize)).to_vec()
+            }
+            _ => Vec::new(),
+        };
+        all.push(Specialisation { arch: arch.into(), source, shared_bytes });
+    }
 }
 
 /// Returns false, and prints why, if there is no NVRTC.

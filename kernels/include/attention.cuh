@@ -12,7 +12,7 @@ static_assert(HEAD_DIM % 16 == 0 && sizeof(scalar) == 2, "what tensor cores mult
 struct AttentionParams {
     const BatchHeader* batch;
     const scalar* qkv;   // [rows, QKV_COLS]
-    const scalar* pool;  // the KV blocks
+    const kv_element* pool;  // the KV blocks
     scalar* out;         // [rows, NUM_HEADS * HEAD_DIM]
     float* partials;     // [decode seqs][NUM_HEADS][partitions][PARTIAL_STRIDE], if there are several partitions
     uint32_t layer;
@@ -28,7 +28,7 @@ constexpr int ROW_STRIDE = HEAD_DIM + 8;
 constexpr int CHUNKS = HEAD_DIM / 8;
 
 // The first token's K or V of a head in block 0.
-__device__ __forceinline__ const scalar* head_start(const AttentionParams& p, uint32_t is_v, uint32_t kv_head) {
+__device__ __forceinline__ const kv_element* head_start(const AttentionParams& p, uint32_t is_v, uint32_t kv_head) {
     return p.pool + head_offset(0, p.layer, is_v, kv_head);
 }
 
@@ -37,27 +37,81 @@ __device__ __forceinline__ uint32_t first_visible(const AttentionParams& p, uint
     return p.window == 0 || position < p.window ? 0 : position + 1 - p.window;
 }
 
+// A tile of the K or V of `TOKENS` tokens as it is copied from the pool. Plain elements are copied to where they are
+// multiplied, [TOKENS][ROW_STRIDE]. Codes are copied as they are, [TOKENS][HEAD_DIM], with their scales behind them,
+// and `finish_tile` makes the tile of them.
+#ifdef KV_CODES
+constexpr bool HAS_CODES = true;
+constexpr int LOADED_STRIDE = HEAD_DIM;
+template <int TOKENS> constexpr int LOADED_SIZE = TOKENS * (HEAD_DIM + sizeof(bf16));
+#else
+constexpr bool HAS_CODES = false;
+constexpr int LOADED_STRIDE = ROW_STRIDE;
+template <int TOKENS> constexpr int LOADED_SIZE = TOKENS * ROW_STRIDE;
+#endif
+
 // Starts to copy `TOKENS` tokens with `THREADS` threads, starting at `first`, which is a multiple of `TOKENS` and below
-// `end`. Tokens from `end` on are zeros.
+// `end`. Elements of tokens from `end` on are zeros.
 template <int TOKENS, int THREADS>
-__device__ __forceinline__ void load_tokens(scalar* shared, const scalar* head, const uint32_t* table, uint32_t first,
-                                            uint32_t end, int thread) {
-    constexpr int COPIES = TOKENS * CHUNKS;
+__device__ __forceinline__ void load_tokens(kv_element* shared, const kv_element* head, const uint32_t* table,
+                                            uint32_t first, uint32_t end, int thread) {
+    constexpr int CHUNK = VEC<kv_element>, ROW_CHUNKS = HEAD_DIM / CHUNK;
+    constexpr int COPIES = TOKENS * ROW_CHUNKS;
     // Then one lookup in the block table is enough.
     constexpr bool IN_ONE_BLOCK = BLOCK_SIZE % TOKENS == 0;
     const uint32_t block_of_all = IN_ONE_BLOCK ? table[first / BLOCK_SIZE] : 0;
+    const auto block_of = [&](uint32_t position) -> uint64_t {
+        return IN_ONE_BLOCK ? block_of_all : position < end ? table[position / BLOCK_SIZE] : 0;
+    };
 #pragma unroll 4
     for (int i = 0; i < (COPIES + THREADS - 1) / THREADS; i++) {
         const int copy = i * THREADS + thread;
         if (COPIES % THREADS == 0 || copy < COPIES) {
-            const int token = copy / CHUNKS, column = copy % CHUNKS * 8;
+            const int token = copy / ROW_CHUNKS, column = copy % ROW_CHUNKS * CHUNK;
             const uint32_t position = first + token;
-            const bool valid = position < end;
-            const uint32_t block = IN_ONE_BLOCK ? block_of_all : valid ? table[position / BLOCK_SIZE] : 0;
-            const scalar* from = head + block * BLOCK_STRIDE + position % BLOCK_SIZE * HEAD_DIM + column;
-            copy_async(shared + token * ROW_STRIDE + column, from, valid);
+            const kv_element* from =
+                head + block_of(position) * BLOCK_STRIDE + position % BLOCK_SIZE * HEAD_DIM + column;
+            copy_async(shared + token * LOADED_STRIDE + column, from, position < end);
         }
     }
+#ifdef KV_CODES
+    // Eight scales at a time: these tokens are in one block.
+    if (thread < TOKENS / 8) {
+        const uint32_t position = first + thread * 8;
+        const kv_element* from = scale_of(head + block_of(position) * BLOCK_STRIDE, position % BLOCK_SIZE);
+        copy_async(shared + TOKENS * HEAD_DIM + thread * 16, from, position < end);
+    }
+#endif
+}
+
+// Makes the tile of elements, [TOKENS][ROW_STRIDE], of loaded codes: each code times its scale, rounded to `scalar` as
+// the elements of a plain cache are. All threads that loaded the codes have waited for them. Afterwards these threads
+// have to wait for each other.
+template <int TOKENS, int THREADS>
+__device__ __forceinline__ void finish_tile(scalar* tile, const kv_element* loaded, uint32_t first, uint32_t end,
+                                            int thread) {
+#ifdef KV_CODES
+    constexpr int ROW_CHUNKS = HEAD_DIM / 16, CHUNKS_IN_ALL = TOKENS * ROW_CHUNKS;
+    const bf16* scales = reinterpret_cast<const bf16*>(loaded + TOKENS * HEAD_DIM);
+#pragma unroll 1
+    for (int chunk = thread; chunk < CHUNKS_IN_ALL; chunk += THREADS) {
+        const int token = chunk / ROW_CHUNKS, column = chunk % ROW_CHUNKS * 16;
+        // Slots behind the last token hold anything. Their codes were not copied.
+        const float scale = first + token < end ? to_float(scales[token]) * KV_CODES::UNIT : 0.0f;
+        const Vec<uint32_t, 4> codes = load<4>(reinterpret_cast<const uint32_t*>(loaded + chunk * 16));
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            Vec<uint32_t, 4> pairs;
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const uint32_t four = codes.at[half * 2 + i / 2];
+                const float low = KV_CODES::decode(four, i % 2 * 2), high = KV_CODES::decode(four, i % 2 * 2 + 1);
+                pairs.at[i] = pack<scalar>(low * scale, high * scale);
+            }
+            store(reinterpret_cast<uint32_t*>(tile + token * ROW_STRIDE + column + half * 8), pairs);
+        }
+    }
+#endif
 }
 
 // Rows `row_tile * 16 ..` and columns `k * 16 ..` of a matrix in shared memory, as the left operand.

@@ -41,7 +41,7 @@ use experts::{CudaExpertsWorkspace, ExpertKernels, ExpertsCall};
 use graphs::{GraphKey, Graphs, bucket};
 use hidden::HiddenRows;
 use kv_pools::CudaKvPools;
-pub use options::CudaOptions;
+pub use options::{CudaOptions, check_layout};
 use pagetide_base::error::StartError;
 use pagetide_base::ids::{BlockId, KvPlace};
 use rows::{BatchRows, RowKernels};
@@ -65,8 +65,6 @@ impl From<DeviceError> for StartError {
         Self::new(format!("{error}{advice}"))
     }
 }
-
-const MAX_HEAD_DIM: usize = 256;
 
 /// The modules that a model needs on a device, in the order of `CudaBackend::new`.
 pub fn module_sources(options: &CudaOptions, info: &DeviceInfo) -> Vec<ModuleSource> {
@@ -136,13 +134,7 @@ fn has_started(result: DeviceResult<()>) -> bool {
 impl CudaBackend {
     pub fn new(device: Rc<dyn Device>, options: CudaOptions) -> Result<Self, StartError> {
         let CudaOptions { vocab_size, max_rows, max_seqs, max_logit_rows, kv, .. } = options;
-        if !kv.head_dim.is_multiple_of(8) || kv.head_dim > MAX_HEAD_DIM {
-            return Err(StartError::new(format!(
-                "the model's heads have {} dimensions; on a GPU multiples of 8 up to {MAX_HEAD_DIM} are supported: use \
-                 --device cpu",
-                kv.head_dim
-            )));
-        }
+        check_layout(&kv)?;
         let modules = device.load_modules(&module_sources(&options, device.info()))?;
         Ok(Self {
             kernels: RowKernels::new(&device, &options, modules[0])?,

@@ -75,8 +75,9 @@ impl PartialEq<DType> for KvDType {
 
 /// The shape of the KV cache. One block holds `block_size` tokens of every layer and is contiguous, so that moving a
 /// block is one copy: `[num_layers, 2 (K, V), num_kv_heads]` parts, each of which has the vectors of a head:
-/// `[block_size, head_dim]` elements of `dtype`, and behind codes their scales, `[block_size]` of bfloat16. A backend
-/// may choose its own layout for the elements of a part.
+/// `[block_size, head_dim]` elements of `dtype`, and behind codes their scales, `[block_size]` of bfloat16. The order
+/// of the elements of a part is the backend's. The CUDA backend has rows as said here. So has the CPU backend for codes
+/// if 16 does not divide the block size; otherwise it has groups of 16 tokens (`cpu::kv_codes`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvLayout {
     pub num_layers: usize,

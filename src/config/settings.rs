@@ -463,7 +463,8 @@ settings! {
 
     cache.dtype: RARE, SettingKind::Choice(CacheDtype::NAMES), "", Some(("kv-cache-dtype", "auto|int8|fp8")),
         "Data type of the KV cache. auto is that of the weights. int8 and fp8 (E4M3) take about half the bytes of \
-         bfloat16: one for each element, and two for each token, layer and head of K and of V. They are for the CPU.",
+         bfloat16: one for each element, and two for each token, layer and head of K and of V. On a GPU, \
+         cache.block_size then has to be a multiple of 8.",
         "Set int8 to hold almost twice as many tokens in the same memory, and to decode faster behind long contexts.";
     cache.block_size: COMMON, int(1, 256), "tokens", Some(("block-size", "N")),
         "Number of tokens in a KV block.",

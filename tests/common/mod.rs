@@ -2,7 +2,7 @@
 //! block tables and runs steps over them.
 
 use pagetide::backend::cpu::{CpuBackend, CpuOptions, Isa};
-use pagetide::backend::{Backend, Batch, BatchSeq, DType, NO_SOURCE};
+use pagetide::backend::{Backend, Batch, BatchSeq, DType, KvLayout, NO_SOURCE};
 use pagetide::error::StartError;
 use pagetide::model::checkpoint::Checkpoint;
 use pagetide::model::decoder::Decoder;
@@ -120,9 +120,16 @@ impl Driver<CpuBackend> {
 }
 
 impl<B: Backend> Driver<B> {
-    pub fn over(mut backend: B, decoder: Decoder<B>, block_size: usize) -> Self {
+    pub fn over(backend: B, decoder: Decoder<B>, block_size: usize) -> Self {
+        let layout = decoder.kv_layout(block_size);
+        Self::with_cache(backend, decoder, layout)
+    }
+
+    /// [`Driver::over`] with a KV cache of this layout.
+    pub fn with_cache(mut backend: B, decoder: Decoder<B>, layout: KvLayout) -> Self {
         const NUM_BLOCKS: u32 = 512;
-        backend.allocate_kv(decoder.kv_layout(block_size), NUM_BLOCKS as usize, 0).unwrap();
+        backend.allocate_kv(layout, NUM_BLOCKS as usize, 0).unwrap();
+        let block_size = layout.block_size;
         // 173 and 512 have no common factor, so each block comes once, and neighbours in a table lie far apart.
         let free_blocks = (0..NUM_BLOCKS).map(|i| i * 173 % NUM_BLOCKS).collect();
         Self { backend, decoder, block_size, free_blocks }

@@ -5,7 +5,9 @@ use crate::support::*;
 use pagetide::backend::cpu::CpuBackend;
 use pagetide::backend::cuda::CudaBackend;
 use pagetide::backend::cuda::device::Device;
-use pagetide::backend::{AttentionShape, Backend, Batch, BatchSeq, DType, KvLayout, NO_SOURCE, TensorRole};
+use pagetide::backend::{
+    AttentionShape, Backend, Batch, BatchSeq, CodeType, DType, KvDType, KvLayout, NO_SOURCE, TensorRole,
+};
 use std::rc::Rc;
 
 #[derive(Clone, Debug)]
@@ -16,6 +18,8 @@ struct Case {
     /// For each sequence: tokens in the cache, and new tokens.
     seqs: Vec<(usize, usize)>,
     batch_invariant: bool,
+    /// The codes of the KV cache. Blocks are then multiples of 8 tokens.
+    codes: Option<CodeType>,
     seed: u64,
 }
 
@@ -45,12 +49,13 @@ impl Case {
         // Scores exceed it.
         let softcap = random.one_in(3).then_some(0.7);
         let shape = AttentionShape { num_heads: num_kv_heads * group, num_kv_heads, head_dim, scale, softcap, window };
-        Self { dtype, shape, block_size, seqs, batch_invariant: random.one_in(4), seed }
+        Self { dtype, shape, block_size, seqs, batch_invariant: random.one_in(4), codes: None, seed }
     }
 
     fn layout(&self) -> KvLayout {
         let AttentionShape { num_kv_heads, head_dim, .. } = self.shape;
-        KvLayout { num_layers: 2, num_kv_heads, head_dim, block_size: self.block_size, dtype: self.dtype.into() }
+        let dtype = self.codes.map_or(self.dtype.into(), KvDType::Codes);
+        KvLayout { num_layers: 2, num_kv_heads, head_dim, block_size: self.block_size, dtype }
     }
 
     fn cols(&self) -> usize {
@@ -79,6 +84,21 @@ impl Case {
     fn numbers(&self, rows: usize, seed: u64) -> Vec<f32> {
         Random(self.seed ^ seed).floats(rows * self.cols(), self.dtype)
     }
+
+    /// [`Case::numbers`] with K and V as attention reads them from the cache.
+    fn read_numbers(&self, rows: usize, seed: u64) -> Vec<f32> {
+        let mut numbers = self.numbers(rows, seed);
+        let AttentionShape { num_heads, head_dim, .. } = self.shape;
+        if let Some(codes) = self.codes {
+            for row in numbers.chunks_exact_mut(self.cols()) {
+                for vector in row[num_heads * head_dim..].chunks_exact_mut(head_dim) {
+                    let read = coded(vector, codes);
+                    vector.iter_mut().zip(read).for_each(|(x, read)| *x = round(read, self.dtype));
+                }
+            }
+        }
+        numbers
+    }
 }
 
 fn add(batch: &mut Batch, num_computed: usize, num_rows: usize, table: &[u32], block_size: usize) {
@@ -101,18 +121,18 @@ fn add(batch: &mut Batch, num_computed: usize, num_rows: usize, table: &[u32], b
     }
 }
 
-/// Layer 1's attention of the new tokens; layer 0 of the pool is never written.
+/// Layer 1's attention of the new tokens, over a cache without codes. Layer 0 of the pool is never written.
 fn on_cpu(case: &Case) -> Vec<f32> {
     let mut backend = CpuBackend::new(Default::default()).unwrap();
     let (before, new, num_blocks) = case.batches();
-    backend.allocate_kv(case.layout(), num_blocks, 0).unwrap();
+    backend.allocate_kv(KvLayout { dtype: case.dtype.into(), ..case.layout() }, num_blocks, 0).unwrap();
     let mut out = Vec::new();
     for (batch, seed) in [(&before, 2), (&new, 3)] {
         let rows = batch.num_rows().max(1);
         let mut qkv = backend.tensor(rows, case.cols(), TensorRole::Activation).unwrap();
         let cols = case.shape.num_heads * case.shape.head_dim;
         let mut result = backend.tensor(rows, cols, TensorRole::Activation).unwrap();
-        let numbers = case.numbers(batch.num_rows(), seed);
+        let numbers = case.read_numbers(batch.num_rows(), seed);
         qkv.as_mut_slice()[..numbers.len()].copy_from_slice(&numbers);
         if batch.num_rows() > 0 {
             backend.begin(batch);
@@ -171,6 +191,16 @@ fn random_cases() {
     parallel(0..40, |seed| check(&Case::random(seed * 7919 + 5)));
 }
 
+/// Over K and V that were rounded to codes, attention gives what it gives over the same numbers in a plain cache.
+#[test]
+fn random_cases_with_codes() {
+    parallel(0..12, |seed| {
+        let (random, codes) = (&mut Random(seed), [CodeType::Int8, CodeType::Fp8][seed as usize % 2]);
+        let block_size = random.pick(&[8, 16, 24, 64, 256]);
+        check(&Case { block_size, codes: Some(codes), ..Case::random(seed * 7919 + 6) });
+    });
+}
+
 fn shape(num_heads: usize, num_kv_heads: usize, head_dim: usize) -> AttentionShape {
     AttentionShape {
         num_heads,
@@ -189,7 +219,7 @@ fn every_head_size_and_type() {
         let (dtype, head_dim) = (DTYPES[i as usize % 3], head_dims[i as usize / 3]);
         let seqs = vec![(20, 1), (3, 18), (0, 5)];
         let shape = shape(4, 2, head_dim);
-        check(&Case { dtype, shape, block_size: 16, seqs, batch_invariant: false, seed: i });
+        check(&Case { dtype, shape, block_size: 16, seqs, batch_invariant: false, codes: None, seed: i });
     });
 }
 
@@ -204,20 +234,21 @@ fn partitions_are_merged() {
         let shape = AttentionShape { window, ..shape(2, 1, 16) };
         // `len` tokens, including the new one.
         let seqs = vec![(len - 1, 1), (5, 1), (256, 1)];
-        check(&Case { dtype: DType::BF16, shape, block_size: 16, seqs, batch_invariant: false, seed: i });
+        check(&Case { dtype: DType::BF16, shape, block_size: 16, seqs, batch_invariant: false, codes: None, seed: i });
     });
 }
 
 /// With `batch_invariant`, a token's attention has the same bytes alone, in a chunk, and beside other sequences.
 #[test]
 fn batch_invariant_attention() {
-    for dtype in [DType::F32, DType::BF16] {
+    for (dtype, codes) in [(DType::F32, None), (DType::BF16, None), (DType::BF16, Some(CodeType::Int8))] {
         let case = |seqs: &[(usize, usize)], seed| Case {
             dtype,
             shape: shape(4, 2, 32),
             block_size: 8,
             seqs: seqs.to_vec(),
             batch_invariant: true,
+            codes,
             seed,
         };
         // Sequence 0 has the same tokens in each of these.
@@ -235,6 +266,7 @@ fn tiled() -> Case {
         block_size: 8,
         seqs: vec![(70, 30), (100, 1), (0, 5), (300, 1)],
         batch_invariant: false,
+        codes: None,
         seed: 1,
     }
 }
@@ -264,7 +296,17 @@ fn broken_kernels_are_noticed() {
     let simple = Case { dtype: DType::F32, ..tiled.clone() };
     let capped = |case: &Case| Case { shape: AttentionShape { softcap: Some(0.5), ..case.shape }, ..case.clone() };
     let (capped_tiles, capped_rows) = (capped(&tiled), capped(&simple));
-    let breakages: [(&Case, &str, &str, &str); 15] = [
+    let coded = |case: &Case, codes| Case { codes: Some(codes), block_size: 16, ..case.clone() };
+    let (int8, fp8, coded_rows) =
+        (coded(&tiled, CodeType::Int8), coded(&tiled, CodeType::Fp8), coded(&simple, CodeType::Int8));
+    let breakages: [(&Case, &str, &str, &str); 22] = [
+        (&int8, "include/attention.cuh", "first + token < end ?", "first <= end ?"),
+        (&int8, "include/attention.cuh", "position % BLOCK_SIZE);\n        copy_async", "0);\n        copy_async"),
+        (&int8, "attention.cu", "__syncthreads();  // the elements of K", "// the elements of K"),
+        (&int8, "attention.cu", "__syncthreads();  // the elements of V", "// the elements of V"),
+        (&fp8, "include/kv_codes.cuh", "UNIT = 256.0f", "UNIT = 128.0f"),
+        (&fp8, "include/kv_codes.cuh", "magnitude + 0x7ffff", "magnitude + 0x3ffff"),
+        (&coded_rows, "attention_rows.cu", "of_token * v.scale", "of_token"),
         (&capped_tiles, "include/attention.cuh", "1.0f - 2.0f / (1.0f +", "1.0f - 2.0f / (1.1f +"),
         (&capped_tiles, "attention.cu", "        cap_scores<SLICE>(s[0], p.cap_scale);\n", ""),
         (&capped_rows, "attention_rows.cu", "tanhf(score * p.cap_scale)", "score * p.cap_scale"),

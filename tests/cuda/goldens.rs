@@ -3,8 +3,8 @@
 use crate::common::{Driver, Golden, Sequence, logprob};
 use crate::model::cuda_model;
 use crate::support::{device, parallel, root};
-use pagetide::backend::DType;
 use pagetide::backend::cuda::CudaBackend;
+use pagetide::backend::{CodeType, DType, KvDType};
 use std::fs;
 use std::path::PathBuf;
 
@@ -12,17 +12,27 @@ fn models() -> PathBuf {
     root().join("tests/data/models")
 }
 
-fn driver(model: &str, dtype: DType, block_size: usize, max_model_len: usize) -> Driver<CudaBackend> {
+fn driver(
+    model: &str,
+    dtype: DType,
+    codes: Option<CodeType>,
+    block_size: usize,
+    max_model_len: usize,
+) -> Driver<CudaBackend> {
     let directory = models().join(model);
+    let mut layout = None;
     let (backend, decoder) =
-        cuda_model(&device(0), directory.to_str().unwrap(), dtype, block_size, max_model_len, |_| {});
-    Driver::over(backend, decoder, block_size)
+        cuda_model(&device(0), directory.to_str().unwrap(), dtype, block_size, max_model_len, |options| {
+            options.kv.dtype = codes.map_or(dtype.into(), KvDType::Codes);
+            layout = Some(options.kv);
+        });
+    Driver::with_cache(backend, decoder, layout.expect("the options have one"))
 }
 
 /// Runs all prompts together in two chunks, and then greedy decodes of all at once.
-fn check(model: &str, dtype: DType, block_size: usize, tolerance: f32) {
+fn check(model: &str, dtype: DType, codes: Option<CodeType>, block_size: usize, tolerance: f32) {
     let golden = Golden::read(&models().join(model));
-    let mut driver = driver(model, dtype, block_size, golden.max_model_len);
+    let mut driver = driver(model, dtype, codes, block_size, golden.max_model_len);
     let mut sequences: Vec<Sequence> = golden.prompts.iter().map(|prompt| Sequence::new(&prompt.tokens)).collect();
     let mut logits = vec![Vec::new(); sequences.len()];
     for chunk in [3, usize::MAX] {
@@ -79,7 +89,7 @@ fn every_family_in_float32() {
         .collect();
     names.sort();
     assert!(names.len() >= 20, "{names:?}");
-    parallel(0..names.len() as u64, |i| check(&names[i as usize], DType::F32, 5, 1e-4));
+    parallel(0..names.len() as u64, |i| check(&names[i as usize], DType::F32, None, 5, 1e-4));
 }
 
 /// In half precision, on tensor cores if the head size allows it, the answers are near those in float32.
@@ -102,6 +112,21 @@ fn half_precision() {
     ];
     parallel(0..cases.len() as u64, |i| {
         let (model, dtype, block_size, tolerance) = cases[i as usize];
-        check(model, dtype, block_size, tolerance);
+        check(model, dtype, None, block_size, tolerance);
+    });
+}
+
+/// With a KV cache of codes the answers stay near those of transformers, which has none.
+#[test]
+fn a_cache_of_codes() {
+    let cases = [
+        ("llama-gqa-tied", DType::F32, CodeType::Int8, 8, 0.1),
+        ("qwen3", DType::F16, CodeType::Int8, 16, 0.2),
+        ("gemma2", DType::F16, CodeType::Int8, 16, 0.3),
+        ("llama-rope-llama3", DType::F16, CodeType::Fp8, 16, 1.0),
+    ];
+    parallel(0..cases.len() as u64, |i| {
+        let (model, dtype, codes, block_size, tolerance) = cases[i as usize];
+        check(model, dtype, Some(codes), block_size, tolerance);
     });
 }

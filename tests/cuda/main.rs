@@ -10,6 +10,7 @@ mod common;
 mod emulation;
 mod experts;
 mod goldens;
+mod kv_codes;
 mod loader;
 mod model;
 mod ptx;

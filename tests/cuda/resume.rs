@@ -4,9 +4,9 @@
 use crate::emulation::{Eagerness, EmulatedDevice, EmulatedOptions};
 use crate::model::cuda_model;
 use crate::support::*;
-use pagetide::backend::DType;
 use pagetide::backend::cuda::CudaBackend;
 use pagetide::backend::cuda::device::Device;
+use pagetide::backend::{CodeType, DType, KvDType, KvLayout};
 use pagetide::engine::plan::Delivery;
 use pagetide::engine::prefix_cache::EvictionPolicy;
 use pagetide::engine::scheduler::{EngineRequest, PlanStats, PlannedStep, PreemptionMode, SchedulerConfig};
@@ -27,6 +27,8 @@ const MAX_MODEL_LEN: usize = 96;
 struct Setting {
     model: &'static str,
     dtype: DType,
+    /// The codes of the KV cache.
+    codes: Option<CodeType>,
     block_size: usize,
     num_device_blocks: usize,
     num_swap_blocks: usize,
@@ -54,11 +56,13 @@ impl EmulatedEngine {
     fn with(device: &Rc<dyn Device>, setting: &Setting, graphs: bool) -> Self {
         let Setting { model, dtype, block_size, num_device_blocks, num_swap_blocks, mode, overlap, .. } = *setting;
         let directory = root().join("tests/data/models").join(model);
+        let mut layout = KvLayout { num_layers: 0, num_kv_heads: 0, head_dim: 0, block_size, dtype: dtype.into() };
         let (backend, decoder) =
             cuda_model(device, directory.to_str().unwrap(), dtype, block_size, MAX_MODEL_LEN, |options| {
                 (options.batch_invariant, options.graphs, options.max_logit_rows) = (true, graphs, 16);
+                options.kv.dtype = setting.codes.map_or(dtype.into(), KvDType::Codes);
+                layout = options.kv;
             });
-        let layout = decoder.kv_layout(block_size);
         let max_swap_blocks = num_swap_blocks;
         let pools = PoolSizes { layout, num_device_blocks, num_swap_blocks, max_swap_blocks };
         let runner = ModelRunner::new(backend, decoder, pools);
@@ -186,6 +190,7 @@ fn setting(mode: PreemptionMode) -> Setting {
     Setting {
         model: "llama-gqa-tied",
         dtype: DType::F32,
+        codes: None,
         block_size: 4,
         num_device_blocks: 24,
         num_swap_blocks: 40,
@@ -197,12 +202,22 @@ fn setting(mode: PreemptionMode) -> Setting {
 
 #[test]
 fn same_tokens_under_pressure() {
+    let in_codes = Setting {
+        model: "llama-rope-llama3",
+        dtype: DType::BF16,
+        block_size: 8,
+        num_device_blocks: 12,
+        num_swap_blocks: 24,
+        ..setting(PreemptionMode::Swap)
+    };
     let settings = [
         setting(PreemptionMode::Swap),
         setting(PreemptionMode::Recompute),
         Setting { block_size: 7, num_device_blocks: 14, ..setting(PreemptionMode::Swap) },
         Setting { model: "llama-rope-llama3", dtype: DType::BF16, ..setting(PreemptionMode::Swap) },
         Setting { model: "mixtral", dtype: DType::BF16, ..setting(PreemptionMode::Swap) },
+        Setting { codes: Some(CodeType::Int8), ..in_codes },
+        Setting { codes: Some(CodeType::Int8), mode: PreemptionMode::Recompute, ..in_codes },
         Setting { extra: true, ..setting(PreemptionMode::Swap) },
         Setting { extra: true, ..setting(PreemptionMode::Recompute) },
     ];

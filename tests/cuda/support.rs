@@ -4,7 +4,7 @@ use crate::emulation::{EmulatedDevice, EmulatedOptions};
 use pagetide::backend::cuda::device::{Copy, Device, DeviceBuffer, PinnedBuffer, Stream};
 use pagetide::backend::cuda::driver::{self, DriverOptions};
 use pagetide::backend::cuda::{CudaOptions, CudaTensor};
-use pagetide::backend::{DType, KvLayout};
+use pagetide::backend::{CodeType, DType, KvLayout};
 use std::fs;
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
@@ -108,6 +108,25 @@ pub fn floats(bytes: &[u8], dtype: DType) -> Vec<f32> {
         DType::F16 => bytes.as_chunks().0.iter().map(|b| half::f16::from_le_bytes(*b).to_f32()).collect(),
         DType::BF16 => bytes.as_chunks().0.iter().map(|b| half::bf16::from_le_bytes(*b).to_f32()).collect(),
     }
+}
+
+/// `vector` as a KV cache of these codes holds it, by the definition of [`CodeType`].
+pub fn coded(vector: &[f32], codes: CodeType) -> Vec<f32> {
+    let largest = vector.iter().fold(0_f32, |largest, x| largest.max(x.abs()));
+    let largest_code = if codes == CodeType::Int8 { 127.0 } else { 448.0 };
+    // Rounded up: all bits behind those of a bfloat16 are dropped, after adding the largest number that they can be.
+    let scale = f32::from_bits(((largest / largest_code).to_bits() + 0xffff) & 0xffff_0000);
+    let quotient = |x: &f32| if scale == 0.0 { 0.0 } else { x / scale };
+    let code = |x: &f32| match codes {
+        CodeType::Int8 => quotient(x).round_ties_even(),
+        CodeType::Fp8 => {
+            // Neighbours are 2^-3 of the power of two below apart, and 2^-9 below 2^-6.
+            let exponent = quotient(x).abs().log2().floor().max(-6.0) as i32;
+            let step = 2_f32.powi(exponent - 3);
+            (quotient(x) / step).round_ties_even() * step
+        }
+    };
+    vector.iter().map(|x| code(x) * scale).collect()
 }
 
 /// Uploads bytes to new device memory.

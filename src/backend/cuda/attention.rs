@@ -8,7 +8,7 @@ use super::device::{
 use super::graphs::bucket;
 use super::options::{CudaOptions, scalar_defines};
 use super::rows::BatchRows;
-use crate::{AttentionShape, Batch, DType};
+use crate::{AttentionShape, Batch, DType, KvDType, KvLayout};
 use bytemuck::NoUninit;
 use std::cmp::Reverse;
 use std::rc::Rc;
@@ -45,6 +45,9 @@ struct AttentionParams {
 /// The tile sizes of the kernels on tensor cores for a model and a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TileShape {
+    head_dim: usize,
+    /// Whether K and V are copied to shared memory as codes, from which tiles are made.
+    has_codes: bool,
     /// 16-row tiles of a warp of the prefill kernel.
     pub prefill_row_tiles: usize,
     /// Tokens of K and V that its thread blocks hold.
@@ -55,12 +58,15 @@ pub struct TileShape {
 
 impl TileShape {
     /// `None` if the kernels cannot run on tensor cores: with float32, or a head size that is not a multiple of 16.
-    pub fn choose(dtype: DType, head_dim: usize, max_shared_bytes: usize) -> Option<Self> {
+    pub fn choose(dtype: DType, kv: &KvLayout, max_shared_bytes: usize) -> Option<Self> {
+        let head_dim = kv.head_dim;
         if dtype == DType::F32 || !head_dim.is_multiple_of(16) {
             return None;
         }
         let wide = head_dim > 128;
         let shape = |decode_warps, decode_stages| Self {
+            head_dim,
+            has_codes: matches!(kv.dtype, KvDType::Codes(_)),
             prefill_row_tiles: if wide { 1 } else { 2 },
             prefill_kv_tile: if wide { 32 } else { 64 },
             decode_warps,
@@ -70,14 +76,20 @@ impl TileShape {
         // and two thread blocks on a multiprocessor are better than one if that leaves two stages.
         let candidates = [(4, 4, 2), (4, 3, 2), (4, 2, 2), (4, 4, 1), (4, 3, 1), (4, 2, 1), (2, 2, 1)];
         let fits = |(warps, stages, blocks): &(usize, usize, usize)| {
-            blocks * (shape(*warps, *stages).decode_shared_bytes(head_dim) + 1024) <= max_shared_bytes + 1024
+            blocks * (shape(*warps, *stages).decode_shared_bytes() + 1024) <= max_shared_bytes + 1024
         };
         let (warps, stages, _) = candidates.into_iter().find(fits)?;
         Some(shape(warps, stages))
     }
 
-    fn row_bytes(head_dim: usize) -> usize {
-        2 * (head_dim + 8)
+    /// Bytes of `rows` rows of elements in shared memory.
+    fn row_bytes(&self, rows: usize) -> usize {
+        rows * 2 * (self.head_dim + 8)
+    }
+
+    /// Bytes of the codes and scales of `tokens` tokens.
+    fn code_bytes(&self, tokens: usize) -> usize {
+        tokens * (self.head_dim + 2)
     }
 
     pub fn prefill_rows(&self) -> usize {
@@ -85,12 +97,18 @@ impl TileShape {
     }
 
     /// Dynamic shared memory of the kernels' thread blocks.
-    pub fn prefill_shared_bytes(&self, head_dim: usize) -> usize {
-        (self.prefill_rows() + 2 * self.prefill_kv_tile) * Self::row_bytes(head_dim)
+    pub fn prefill_shared_bytes(&self) -> usize {
+        let tiles = 2 * self.prefill_kv_tile;
+        self.row_bytes(self.prefill_rows() + tiles) + if self.has_codes { self.code_bytes(tiles) } else { 0 }
     }
 
-    pub fn decode_shared_bytes(&self, head_dim: usize) -> usize {
-        (SLICE + self.decode_warps * self.decode_stages * 2 * SLICE) * Self::row_bytes(head_dim)
+    pub fn decode_shared_bytes(&self) -> usize {
+        let (slice, stages) = (2 * SLICE, self.decode_stages);
+        let of_warp = match self.has_codes {
+            true => self.row_bytes(slice) + stages * self.code_bytes(slice),
+            false => stages * self.row_bytes(slice),
+        };
+        self.row_bytes(SLICE) + self.decode_warps * of_warp
     }
 
     fn defines(&self) -> [(&'static str, String); 4] {
@@ -153,7 +171,7 @@ pub fn source(options: &CudaOptions, info: &DeviceInfo) -> ModuleSource {
     if options.softcap {
         defines.push(("SOFTCAP", "1".into()));
     }
-    match TileShape::choose(options.dtype, options.kv.head_dim, info.max_shared_bytes as usize) {
+    match TileShape::choose(options.dtype, &options.kv, info.max_shared_bytes as usize) {
         Some(shape) => {
             defines.extend(shape.defines());
             ModuleSource { file: "attention.cu", defines }
@@ -174,7 +192,7 @@ impl AttentionKernels {
     pub fn new(device: &Rc<dyn Device>, options: &CudaOptions, module: ModuleId) -> DeviceResult<Self> {
         let head_dim = options.kv.head_dim;
         let kernel = |name, bytes: usize| device.kernel(module, name, bytes as u32);
-        let shape = TileShape::choose(options.dtype, head_dim, device.info().max_shared_bytes as usize);
+        let shape = TileShape::choose(options.dtype, &options.kv, device.info().max_shared_bytes as usize);
         let mut attention = Self {
             device: device.clone(),
             num_heads: options.num_heads,
@@ -188,8 +206,8 @@ impl AttentionKernels {
             None => Kernels::Simple { rows: kernel("attention_rows", simple_shared_bytes(head_dim))? },
             Some(shape) => Kernels::Tiled {
                 shape,
-                prefill: kernel("attention_prefill", shape.prefill_shared_bytes(head_dim))?,
-                decode: kernel("attention_decode", shape.decode_shared_bytes(head_dim))?,
+                prefill: kernel("attention_prefill", shape.prefill_shared_bytes())?,
+                decode: kernel("attention_decode", shape.decode_shared_bytes())?,
                 merge: kernel("attention_merge", merge_shared_bytes(head_dim))?,
                 partials: DeviceBuffer::new(device, attention.max_partials() * (head_dim + 4) * 4)?,
             },
@@ -299,11 +317,11 @@ impl AttentionKernels {
             Kernels::Tiled { shape, prefill, decode, merge, .. } => {
                 if num_tiles > 0 {
                     let heads = self.num_kv_heads * self.group().div_ceil(self.group().min(shape.prefill_rows()));
-                    let shared = shape.prefill_shared_bytes(self.head_dim);
+                    let shared = shape.prefill_shared_bytes();
                     launch(*prefill, [num_tiles * heads, 1, 1], PREFILL_WARPS, shared)?;
                 }
                 if num_decodes > 0 {
-                    let shared = shape.decode_shared_bytes(self.head_dim);
+                    let shared = shape.decode_shared_bytes();
                     let blocks = [num_decodes, self.decode_blocks(), plan.partitions];
                     launch(*decode, blocks, shape.decode_warps, shared)?;
                     if plan.partitions > 1 {
@@ -320,6 +338,7 @@ impl AttentionKernels {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::CodeType;
 
     #[test]
     fn long_contexts_are_cut_where_the_batch_does_not_fill_the_device() {
@@ -338,20 +357,27 @@ mod tests {
         }
     }
 
+    fn kv(head_dim: usize, dtype: impl Into<KvDType>) -> KvLayout {
+        KvLayout { num_layers: 1, num_kv_heads: 1, head_dim, block_size: 16, dtype: dtype.into() }
+    }
+
     #[test]
     fn tiles_fit_into_every_device() {
         // sm_80, sm_86 and sm_89, sm_90.
         for max_shared in [163 << 10, 99 << 10, 227 << 10] {
             for head_dim in (16..=256).step_by(16) {
-                let shape = TileShape::choose(DType::BF16, head_dim, max_shared).expect("all of these are supported");
-                assert!(shape.prefill_shared_bytes(head_dim) <= max_shared, "prefill, {head_dim}");
-                assert!(shape.decode_shared_bytes(head_dim) <= max_shared, "decode, {head_dim}");
-                assert!(shape.decode_stages >= 2, "a copy runs while another one's slice is read");
+                for dtype in [KvDType::Plain(DType::BF16), KvDType::Codes(CodeType::Int8)] {
+                    let kv = kv(head_dim, dtype);
+                    let shape = TileShape::choose(DType::BF16, &kv, max_shared).expect("all of these are supported");
+                    assert!(shape.prefill_shared_bytes() <= max_shared, "prefill, {kv:?}");
+                    assert!(shape.decode_shared_bytes() <= max_shared, "decode, {kv:?}");
+                    assert!(shape.decode_stages >= 2, "a copy runs while another one's slice is read");
+                }
             }
         }
-        assert_eq!(TileShape::choose(DType::F32, 128, 227 << 10), None);
-        assert_eq!(TileShape::choose(DType::F16, 24, 227 << 10), None);
-        let h100 = TileShape::choose(DType::BF16, 128, 227 << 10).expect("supported");
+        assert_eq!(TileShape::choose(DType::F32, &kv(128, DType::F32), 227 << 10), None);
+        assert_eq!(TileShape::choose(DType::F16, &kv(24, DType::F16), 227 << 10), None);
+        let h100 = TileShape::choose(DType::BF16, &kv(128, DType::BF16), 227 << 10).expect("supported");
         assert_eq!((h100.decode_warps, h100.decode_stages), (4, 3));
     }
 }

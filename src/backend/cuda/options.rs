@@ -1,11 +1,12 @@
 //! The options of a CUDA backend, and the macros that specialise its kernels.
 
-use crate::{DType, KvLayout};
+use crate::{CodeType, DType, KvDType, KvLayout};
+use pagetide_base::error::StartError;
 
 /// The model and the sizes that kernels are specialised for and buffers allocated for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CudaOptions {
-    /// Type of weights, KV cache and activations.
+    /// Type of weights and activations, and of a KV cache without codes.
     pub dtype: DType,
     pub num_heads: usize,
     pub kv: KvLayout,
@@ -25,6 +26,28 @@ pub struct CudaOptions {
     pub experts: bool,
 }
 
+const MAX_HEAD_DIM: usize = 256;
+/// Kernels copy the scales of so many tokens at once.
+const SCALES_AT_ONCE: usize = 8;
+
+/// Refuses a KV cache that the kernels cannot hold.
+pub fn check_layout(kv: &KvLayout) -> Result<(), StartError> {
+    let KvLayout { head_dim, block_size, dtype, .. } = *kv;
+    if !head_dim.is_multiple_of(8) || head_dim > MAX_HEAD_DIM {
+        return Err(StartError::new(format!(
+            "the model's heads have {head_dim} dimensions; on a GPU multiples of 8 up to {MAX_HEAD_DIM} are supported: \
+             use --device cpu"
+        )));
+    }
+    if matches!(dtype, KvDType::Codes(_)) && !block_size.is_multiple_of(SCALES_AT_ONCE) {
+        return Err(StartError::new(format!(
+            "cache.block_size = {block_size}: on a GPU it has to be a multiple of {SCALES_AT_ONCE} with cache.dtype = \
+             {dtype}"
+        )));
+    }
+    Ok(())
+}
+
 /// The kernels' name of a type.
 pub(super) fn scalar_type(dtype: DType) -> &'static str {
     match dtype {
@@ -37,12 +60,19 @@ pub(super) fn scalar_type(dtype: DType) -> &'static str {
 /// The macros that specialise all kernels that work on the model's tensors.
 pub(super) fn scalar_defines(options: &CudaOptions) -> Vec<(&'static str, String)> {
     let CudaOptions { dtype, num_heads, kv, .. } = options;
-    vec![
+    let codes = match kv.dtype {
+        KvDType::Plain(_) => None,
+        KvDType::Codes(CodeType::Int8) => Some("Int8"),
+        KvDType::Codes(CodeType::Fp8) => Some("Fp8"),
+    };
+    let mut defines = vec![
         ("DTYPE", scalar_type(*dtype).to_string()),
         ("BLOCK_SIZE", kv.block_size.to_string()),
         ("HEAD_DIM", kv.head_dim.to_string()),
         ("NUM_HEADS", num_heads.to_string()),
         ("NUM_KV_HEADS", kv.num_kv_heads.to_string()),
         ("NUM_LAYERS", kv.num_layers.to_string()),
-    ]
+    ];
+    defines.extend(codes.map(|codes| ("KV_CODES", codes.to_string())));
+    defines
 }

@@ -3,7 +3,7 @@
 use super::CudaTensor;
 use super::device::{Device, DevicePtr, DeviceResult, Grid, KernelId, ModuleId, ModuleSource};
 use super::options::{CudaOptions, scalar_defines};
-use crate::{Activation, AttentionShape, DType, NormKind};
+use crate::{Activation, AttentionShape, DType, KvDType, NormKind};
 use bytemuck::NoUninit;
 use std::rc::Rc;
 
@@ -190,6 +190,8 @@ pub(super) struct RowKernels {
     add_position: KernelId,
     add_norm: KernelId,
     add: KernelId,
+    /// Shared memory of `rope_and_write_kv`: the vectors that become codes.
+    vectors_bytes: u32,
     head_norm: KernelId,
     rope_and_write_kv: KernelId,
     activation: KernelId,
@@ -215,14 +217,19 @@ impl RowKernels {
         Ok(Self {
             device: device.clone(),
             num_heads: options.num_heads as u32,
+        let vectors_bytes = match options.kv.dtype {
+            KvDType::Plain(_) => 0,
+            KvDType::Codes(_) => WARPS_PER_BLOCK * options.kv.head_dim as u32 * 4,
+        };
             num_kv_heads: options.kv.num_kv_heads as u32,
             block_bytes: options.kv.block_bytes(),
             embed: kernel("embed")?,
             add_position: kernel("add_position")?,
             add_norm: kernel("add_norm")?,
             add: kernel("add")?,
+            vectors_bytes,
             head_norm: kernel("head_norm")?,
-            rope_and_write_kv: kernel("rope_and_write_kv")?,
+            rope_and_write_kv: device.kernel(module, "rope_and_write_kv", vectors_bytes)?,
             activation: kernel("activation")?,
             add_gated: kernel("add_gated")?,
             gather_rows: kernel("gather_rows")?,
@@ -237,8 +244,11 @@ impl RowKernels {
         if grid.contains(&0) {
             return Ok(());
         }
-        let reduces = kernel == self.add_norm || kernel == self.add_gated;
-        let shared_bytes = if reduces { REDUCE_BYTES } else { 0 };
+        let shared_bytes = match kernel {
+            _ if kernel == self.add_norm || kernel == self.add_gated => REDUCE_BYTES,
+            _ if kernel == self.rope_and_write_kv => self.vectors_bytes,
+            _ => 0,
+        };
         let grid = Grid { blocks: [grid[0] as u32, grid[1] as u32, 1], threads, shared_bytes };
         // SAFETY: the structs are those that the kernels expect. The callers of the methods pass addresses of tensors
         // that live as long as the backend and have the sizes that the methods state.

@@ -8,7 +8,7 @@ use crate::checkpoint::Checkpoint;
 use crate::decoder::Decoder;
 use crate::dry::DryBackend;
 use crate::files::ModelFiles;
-use crate::options::{CacheDtype, DeviceKind, LoadFormat, LoadOptions};
+use crate::options::{DeviceKind, LoadFormat, LoadOptions};
 use crate::quantized::Conversions;
 use crate::quantizer::QuantizePlan;
 use crate::spec::ModelSpec;
@@ -79,14 +79,10 @@ pub fn check(
 ) -> Result<LoadOutlook, StartError> {
     let (dtype, max_model_len) = (dtype(options, spec), max_model_len(options, spec));
     spec.check_max_model_len(max_model_len)?;
-    if target == LoadTarget::Gpu && options.cache_dtype != CacheDtype::Auto {
-        return Err(StartError::new(format!(
-            "cache.dtype = {}: so far only the CPU backend has a quantised KV cache; use cache.dtype = auto, or \
-             --device cpu",
-            options.cache_dtype
-        )));
-    }
     let layout = kv_layout(options, spec, dtype);
+    if target == LoadTarget::Gpu {
+        pagetide_backend::cuda::check_layout(&layout)?;
+    }
     let mut outlook = LoadOutlook::default();
     if target != LoadTarget::Nowhere {
         let batched_tokens = options.batched_tokens;

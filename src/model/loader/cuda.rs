@@ -1,6 +1,6 @@
 //! Loading onto a GPU.
 
-use super::sizes::{LoadedModel, checkpoint, dtype, max_model_len, pool_sizes};
+use super::sizes::{LoadedModel, checkpoint, dtype, kv_layout, max_model_len, pool_sizes};
 use crate::decoder::Decoder;
 use crate::files::ModelFiles;
 use crate::options::LoadOptions;
@@ -54,7 +54,7 @@ pub fn load_on_gpu(
     let device = (loading.open)()?;
     let (mut backend, mut decoder) = loading.model(&device, progress)?;
 
-    let layout = decoder.kv_layout(options.block_size);
+    let layout = kv_layout(options, &loading.spec, dtype);
     run_at_its_largest(&mut backend, &mut decoder, layout, &loading)?;
     // All buffers are allocated and all kernels loaded, so the memory that is free now stays free.
     let (free, total) = device.memory()?;
@@ -127,7 +127,7 @@ impl GpuLoading {
         let cuda_options = CudaOptions {
             dtype,
             num_heads: spec.attention.num_heads,
-            kv: spec.kv_layout(options.block_size, dtype),
+            kv: kv_layout(options, spec, dtype),
             vocab_size: spec.vocab_size,
             max_rows: self.max_rows(),
             max_seqs: self.max_seqs(),

@@ -30,6 +30,7 @@ const HEADERS: &[(&str, &str)] = files![
     "include/kv_cache.cuh",
     "include/ptx.cuh",
     "include/reduce.cuh",
+    "include/kv_codes.cuh",
     "include/sampling.cuh",
     "include/types.cuh",
 ];
