@@ -6,16 +6,8 @@
 // the choices. So grids are as large as they may have to be, and thread blocks without work end at once.
 #include "include/activation.cuh"
 #include "include/batch.cuh"
+#include "include/experts.cuh"
 #include "include/reduce.cuh"
-
-// A piece of the batch's rows.
-struct Piece {
-    const BatchHeader* batch;
-    uint32_t first_row;
-    uint32_t max_rows;
-    uint32_t num_experts;
-    uint32_t num_chosen;
-};
 
 __device__ __forceinline__ uint32_t rows_of(const Piece& p) {
     const uint32_t num_rows = p.batch->num_rows;
@@ -96,14 +88,6 @@ KERNEL(ROUTE_WARPS * WARP_SIZE, route, RouteParams) {
     }
 }
 
-// Rows of one expert that one thread block of a product computes.
-struct ExpertTile {
-    uint32_t expert;
-    // Index of its first choice.
-    uint32_t first;
-    uint32_t num_rows;
-};
-
 struct GroupParams {
     Piece piece;
     const uint32_t* chosen;  // [rows * num_chosen]
@@ -113,7 +97,6 @@ struct GroupParams {
 };
 
 constexpr int GROUP_THREADS = 1024;
-constexpr int TILE_ROWS = 64;
 
 // Orders the choices by expert, and splits each expert's choices into tiles. The order within an expert does not
 // matter. grid: 1; dynamic shared memory: 3 * num_experts words
@@ -155,31 +138,6 @@ KERNEL(GROUP_THREADS, group_choices, GroupParams) {
 
 // --- products
 
-struct ProductParams {
-    Piece piece;
-    const uint32_t* chosen;
-    const uint32_t* choices;
-    const uint32_t* num_tiles;
-    const ExpertTile* tiles;
-    const scalar* x;
-    const scalar* w;  // [num_experts, n, k]
-    scalar* out;      // rows of n
-    uint32_t n;
-    uint32_t k;
-    // 1: the choice at an index reads the row of x that made it, and writes the row of out at that index. 0: it reads
-    // the row of x at that index, and writes the choice's row of out.
-    uint32_t gathers;
-    uint32_t padding;
-};
-
-__device__ __forceinline__ uint32_t x_row_of(const ProductParams& p, uint32_t place) {
-    return p.gathers ? p.choices[place] / p.piece.num_chosen : place;
-}
-
-__device__ __forceinline__ uint32_t out_row_of(const ProductParams& p, uint32_t place) {
-    return p.gathers ? place : p.choices[place];
-}
-
 constexpr int PRODUCT_WARPS = 4;
 constexpr int WARP_COLS = 8;
 
@@ -195,7 +153,7 @@ KERNEL(PRODUCT_WARPS * WARP_SIZE, expert_product_rows, ProductParams) {
     scalar* out = p.out + uint64_t(out_row_of(p, place)) * p.n;
     const uint32_t first = (blockIdx.y * PRODUCT_WARPS + warp) * WARP_COLS;
     for (uint32_t column = first; column < min(first + WARP_COLS, p.n); column++) {
-        const scalar* w = p.w + (uint64_t(expert) * p.n + column) * p.k;
+        const scalar* w = static_cast<const scalar*>(p.w) + (uint64_t(expert) * p.n + column) * p.k;
         float sum = 0.0f;
         for (uint32_t i = lane; i < p.k; i += WARP_SIZE) {
             sum += to_float(x[i]) * to_float(w[i]);
@@ -241,7 +199,7 @@ KERNEL(PRODUCT_THREADS, expert_product, ProductParams) {
         // Rows beyond the tile are not read, but they need a valid address.
         x[i] = p.x + uint64_t(x_row_of(p, tile.first + min(row, tile.num_rows - 1))) * p.k;
     }
-    const scalar* w = p.w + uint64_t(tile.expert) * p.n * p.k;
+    const scalar* w = static_cast<const scalar*>(p.w) + uint64_t(tile.expert) * p.n * p.k;
 
     const auto load_slice = [&](int stage, uint32_t first) {
         scalar* rows = stages + stage * STAGE_SIZE;

@@ -6,9 +6,10 @@ use pagetide_backend::cuda::attention::{TileShape, merge_shared_bytes, simple_sh
 use pagetide_backend::cuda::device::{DeviceError, DeviceInfo, ModuleSource};
 use pagetide_backend::cuda::driver::{DriverOptions, NEWEST_CUDA, compiler, open_nvrtc};
 use pagetide_backend::cuda::experts::{PRODUCT_SHARED_BYTES, routing_shared_bytes};
+use pagetide_backend::cuda::quantized::{self, few_shared_bytes, tiled_shared_bytes};
 use pagetide_backend::cuda::rows::REDUCE_BYTES;
 use pagetide_backend::cuda::sampling::SCRATCH_BYTES;
-use pagetide_backend::cuda::{CudaOptions, module_sources};
+use pagetide_backend::cuda::{CudaOptions, WeightTiles, module_sources};
 use pagetide_backend::{CodeType, DType, KvDType, KvLayout};
 use serde_json::json;
 use std::path::Path;
@@ -62,7 +63,7 @@ struct Specialisation {
 }
 
 /// Every head size with every group, each of both with every block size, and the other types and KV caches with every
-/// head size.
+/// head size; every kind of quantised weights.
 fn specialisations() -> Vec<Specialisation> {
     let mut all: Vec<Specialisation> = Vec::new();
     for info in [ampere(), hopper(), blackwell()] {
@@ -86,6 +87,17 @@ fn specialisations() -> Vec<Specialisation> {
                         }
                     }
                 }
+            }
+        }
+        for dtype in [DType::BF16, DType::F16] {
+            for tiles in WeightTiles::ALL {
+                let shared_bytes = vec![
+                    ("quantized_product_few", few_shared_bytes(tiles)),
+                    ("quantized_product", tiled_shared_bytes(tiles)),
+                    ("quantized_expert_product", tiled_shared_bytes(tiles)),
+                ];
+                let source = quantized::source(tiles, dtype);
+                all.push(Specialisation { arch: arch.clone(), source, shared_bytes });
             }
         }
     }
@@ -154,7 +166,7 @@ fn the_list_of_specialisations_is_written_for_nvcc() {
             json!({"arch": arch, "file": source.file, "defines": defines, "shared_bytes": shared_bytes})
         })
         .collect();
-    for file in ["attention.cu", "attention_rows.cu", "experts.cu", "rows.cu", "sampling.cu"] {
+    for file in ["attention.cu", "attention_rows.cu", "experts.cu", "quantized.cu", "rows.cu", "sampling.cu"] {
         for arch in ["sm_80", "sm_90a", "sm_100a"] {
             assert!(list.iter().any(|entry| entry["file"] == file && entry["arch"] == arch), "{file}, {arch}");
         }

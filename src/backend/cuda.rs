@@ -4,7 +4,9 @@
 //! - `device`: the operations that it needs of a GPU; `driver`: a real GPU.
 //! - `batch`: a step's input; `upload`: weights; `kv_pools`: the two pools of KV blocks and the copies between them.
 //! - `tensors`: tensors in device memory.
-//! - `rows`, `attention`, `experts`, `sampling`: launches of the kernels in `kernels/`; `graphs`: recorded launches.
+//! - `weight_tiles`: how quantised weights lie in device memory; `quantized`: matrices of them.
+//! - `rows`, `attention`, `products`, `experts`, `sampling`: launches of the kernels in `kernels/`; `graphs`: recorded
+//!   launches.
 //!
 //! All work is enqueued: a step's operations return before they are done, and the host waits only in `finish_step`.
 //! Decode steps are recorded as CUDA graphs and replayed. Graphs are recorded for a few batch sizes, the buckets. A
@@ -21,10 +23,13 @@ mod hidden;
 mod host_draws;
 mod kv_pools;
 mod options;
+mod products;
+pub mod quantized;
 pub mod rows;
 pub mod sampling;
 mod tensors;
 pub mod upload;
+mod weight_tiles;
 
 use super::{
     Activation, AttentionShape, Backend, Batch, DType, Experts, ExpertsShape, FinishedCopy, HostTensor, KvLayout,
@@ -44,14 +49,18 @@ use kv_pools::CudaKvPools;
 pub use options::{CudaOptions, check_layout};
 use pagetide_base::error::StartError;
 use pagetide_base::ids::{BlockId, KvPlace};
-use rows::{BatchRows, RowKernels};
+use products::{Lookup, QuantizedProduct};
+use quantized::{QuantizedModules, QuantizedRows};
+use rows::{BatchRows, FloatOrScalar, RowKernels};
 use sampling::SamplingKernels;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::rc::Rc;
+use tensors::{CudaExpertWeights, CudaWeights};
 pub use tensors::{CudaMatrices, CudaMatrix, CudaRopeTable, CudaTensor, CudaVector};
 use upload::Uploader;
+pub use weight_tiles::{WeightTiles, held_bytes};
 
 impl From<DeviceError> for StartError {
     fn from(error: DeviceError) -> Self {
@@ -84,6 +93,7 @@ pub struct CudaBackend {
     sampling: SamplingKernels,
     /// `None` if the model has no experts.
     experts: Option<ExpertKernels>,
+    quantized: QuantizedModules,
     uploader: RefCell<Uploader>,
     kv: Option<CudaKvPools>,
     input: BatchInput,
@@ -141,6 +151,7 @@ impl CudaBackend {
             attention: AttentionKernels::new(&device, &options, modules[1])?,
             sampling: SamplingKernels::new(&device, modules[2], vocab_size, max_rows + max_seqs)?,
             experts: options.experts.then(|| ExpertKernels::new(&device, &options, modules[3])).transpose()?,
+            quantized: QuantizedModules::new(&device, options.dtype),
             uploader: RefCell::new(Uploader::new(&device)?),
             kv: None,
             // Block tables need more; the input grows for these.
@@ -177,11 +188,31 @@ impl CudaBackend {
         x.check(rows, w.k);
         assert!(bias.is_none_or(|bias| bias.len == w.n), "a bias for each column");
         let operand = if x.dtype == w.dtype { x.ptr() } else { self.narrowed(x) };
+        let weights = match &w.weights {
+            CudaWeights::Plain(weights) => weights.ptr(),
+            CudaWeights::Quantized(parts) => {
+                let product = QuantizedProduct {
+                    x: operand,
+                    bias: bias.map_or(DevicePtr::NULL, |bias| bias.float.ptr()),
+                    out: FloatOrScalar::at(out.0, out.1),
+                    rows,
+                    k: w.k,
+                    batch_invariant: self.options.batch_invariant,
+                };
+                return must(products::product(parts, &product));
+            }
+        };
         let matmul = Matmul { m: rows, n: w.n, k: w.k, dtype: w.dtype, out: out.1, bias: bias.is_some() };
         let bias = bias.map_or(DevicePtr::NULL, |bias| bias.of(out.1));
         // SAFETY: all four buffers are as large as the product says: the tensors' sizes are checked, and the sizes of
         // matrices and vectors do not change.
-        must(unsafe { self.device.matmul(matmul, operand, w.buffer.ptr(), bias, out.0) });
+        must(unsafe { self.device.matmul(matmul, operand, weights, bias, out.0) });
+    }
+
+    /// Rows of a quantised table.
+    fn look_up(&self, parts: &[QuantizedRows], lookup: &Lookup, out: &CudaTensor) {
+        let [table] = parts else { panic!("a table has one part") };
+        must(table.look_up(self.rows(), lookup, out));
     }
 
     /// Converts `x` from float32 to the weights' type. The result is valid until the next call.
@@ -229,22 +260,30 @@ impl Backend for CudaBackend {
 
     fn matrix(&self, parts: &[HostTensor<'_>], dtype: DType) -> Result<CudaMatrix, StartError> {
         let (n, k) = matrix_shape(parts)?;
-        let buffer = self.uploader.borrow_mut().upload(parts, dtype)?;
-        Ok(CudaMatrix { buffer, n, k, dtype })
+        let uploader = &mut self.uploader.borrow_mut();
+        let weights = match self.quantized.upload(parts, uploader)? {
+            Some(rows) => CudaWeights::Quantized(rows),
+            None => CudaWeights::Plain(upload::converted(uploader, parts, dtype)?),
+        };
+        Ok(CudaMatrix { weights, n, k, dtype })
     }
 
     fn random_matrix(&self, n: usize, k: usize, dtype: DType, seed: u64) -> Result<CudaMatrix, StartError> {
         assert_eq!(dtype, self.options.dtype, "kernels are made for one type");
         let buffer = DeviceBuffer::new(&self.device, n * k * dtype.size_bytes())?;
         self.kernels.fill_random(buffer.ptr(), n * k, seed, 0.02)?;
-        Ok(CudaMatrix { buffer, n, k, dtype })
+        Ok(CudaMatrix { weights: CudaWeights::Plain(buffer), n, k, dtype })
     }
 
     fn matrices(&self, count: usize, parts: &[HostTensor<'_>], dtype: DType) -> Result<CudaMatrices, StartError> {
         let (rows, k) = matrix_shape(parts)?;
         assert!(count > 0 && rows.is_multiple_of(count), "{rows} rows of {count} matrices");
-        let buffer = self.uploader.borrow_mut().upload(parts, dtype)?;
-        Ok(CudaMatrices { buffer, count, n: rows / count, k })
+        let uploader = &mut self.uploader.borrow_mut();
+        let weights = match self.quantized.upload_experts(count, parts, uploader)? {
+            Some(rows) => CudaExpertWeights::Quantized(rows),
+            None => CudaExpertWeights::Plain(upload::converted(uploader, parts, dtype)?),
+        };
+        Ok(CudaMatrices { weights, count, n: rows / count, k })
     }
 
     fn random_matrices(
@@ -255,8 +294,11 @@ impl Backend for CudaBackend {
         dtype: DType,
         seed: u64,
     ) -> Result<CudaMatrices, StartError> {
-        let CudaMatrix { buffer, .. } = self.random_matrix(count * n, k, dtype, seed)?;
-        Ok(CudaMatrices { buffer, count, n, k })
+        let weights = match self.random_matrix(count * n, k, dtype, seed)?.weights {
+            CudaWeights::Plain(buffer) => CudaExpertWeights::Plain(buffer),
+            CudaWeights::Quantized(_) => unreachable!("random matrices are plain"),
+        };
+        Ok(CudaMatrices { weights, count, n, k })
     }
 
     fn vector(&self, parts: &[HostTensor<'_>]) -> Result<CudaVector, StartError> {
@@ -329,14 +371,22 @@ impl Backend for CudaBackend {
         let rows = self.rows();
         out.check(rows.num_rows, table.k);
         let sampled = self.sampling.last_sampled();
-        must(self.kernels.embed(rows, (table.buffer.ptr(), table.n), scale, sampled, out));
+        match &table.weights {
+            CudaWeights::Plain(weights) => {
+                must(self.kernels.embed(rows, (weights.ptr(), table.n), scale, sampled, out));
+            }
+            CudaWeights::Quantized(parts) => self.look_up(parts, &Lookup::Tokens { scale, sampled }, out),
+        }
     }
 
     fn add_position_embedding(&mut self, table: &CudaMatrix, offset: usize, out: &mut CudaTensor) {
         let rows = self.rows();
         out.check(rows.num_rows, table.k);
         assert_eq!(out.dtype, DType::F32, "positions are added to the residual stream");
-        must(self.kernels.add_position(rows, table.buffer.ptr(), offset, out));
+        match &table.weights {
+            CudaWeights::Plain(weights) => must(self.kernels.add_position(rows, weights.ptr(), offset, out)),
+            CudaWeights::Quantized(parts) => self.look_up(parts, &Lookup::Positions { offset }, out),
+        }
     }
 
     fn norm(&mut self, x: &CudaTensor, norm: &Norm<CudaVector>, out: &mut CudaTensor) {
@@ -402,7 +452,8 @@ impl Backend for CudaBackend {
         out: &mut CudaTensor,
     ) {
         let kernels = self.experts.as_ref().expect("the options say that the model has experts");
-        must(kernels.mix(self.rows(), &ExpertsCall { shape, experts, work, x, out }));
+        let batch_invariant = self.options.batch_invariant;
+        must(kernels.mix(self.rows(), &ExpertsCall { shape, experts, work, x, out, batch_invariant }));
     }
 
     fn add_gated(&mut self, x: &CudaTensor, gate: &CudaVector, from: &CudaTensor, out: &mut CudaTensor) {

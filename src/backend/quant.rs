@@ -96,7 +96,7 @@ impl QuantFormat {
     }
 
     /// The codes of a block's weights, without the format's bias.
-    fn codes(self, block: &[u8], codes: &mut [i8]) {
+    pub(crate) fn codes(self, block: &[u8], codes: &mut [i8]) {
         let bits = |byte: u8, shift: usize, count: u32| (byte >> shift) & ((1 << count) - 1);
         // Of 32 weights whose nibbles are in 16 bytes.
         let nibble_of_32 = |bytes: &[u8], i: usize| bits(bytes[i % 16], i / 16 * 4, 4);
@@ -131,7 +131,7 @@ impl QuantFormat {
     }
 
     /// The scale of a group of a block, and its minimum if the format has one.
-    fn scale(self, block: &[u8], group: usize) -> (f32, Option<f32>) {
+    pub(crate) fn scale(self, block: &[u8], group: usize) -> (f32, Option<f32>) {
         let half = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
         match self {
             Self::Q4_0 | Self::Q5_0 | Self::Q8_0 | Self::IQ4_NL => (half(0), None),

@@ -199,6 +199,7 @@ impl DoctorReport {
             Err(error) => (LoadOutlook::default(), Some(error.to_string())),
         };
         let LoadOutlook { conversions, weights, quantized } = outlook;
+        let is_converted = target == LoadTarget::Gpu && !weights.has_quantized();
         Self {
             version: env!("CARGO_PKG_VERSION"),
             device_kind: device.kind.name(),
@@ -211,7 +212,7 @@ impl DoctorReport {
             model: Finding::new(model),
             weights: (!weights.is_empty()).then(|| weights.to_string()),
             conversions: (!conversions.is_empty()).then(|| conversions.to_string()),
-            quantized: quantized.map(|source| QuantizedFacts::new(source, target == LoadTarget::Gpu)),
+            quantized: quantized.map(|source| QuantizedFacts::new(source, is_converted)),
             cache_dtype: config.cache.dtype.name(),
             runs_on: runs_on.ok(),
             problems: no_device.into_iter().chain(no_model).collect(),

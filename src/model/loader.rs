@@ -59,10 +59,10 @@ pub fn load(
              --device cpu for the CPU",
         )),
         Some(gpu) => {
-            if options.quantization != Quantization::None {
+            if options.quantization != Quantization::None && dtype(options, &spec) == DType::F32 {
                 tracing::warn!(
-                    "model.quantization = {} saves no memory on a GPU yet: weights are converted to --dtype when they \
-                     are uploaded",
+                    "model.quantization = {} saves no memory on a GPU with float32: weights are converted to float32 \
+                     when they are uploaded; use --dtype bfloat16 or float16",
                     options.quantization
                 );
             }

@@ -1,5 +1,6 @@
 //! A model's weight matrices, counted by the format in which a device holds them.
 
+use pagetide_backend::cuda::held_bytes;
 use pagetide_backend::{DType, WeightFormat};
 use std::collections::HashMap;
 use std::fmt;
@@ -28,13 +29,28 @@ impl WeightTally {
         counted.bytes += format.row_bytes(cols).unwrap_or(0) as u64 * rows as u64;
     }
 
-    /// The same matrices, all in `dtype`.
-    pub(crate) fn all_in(&self, dtype: DType) -> Self {
-        let sum = |count: fn(&FormatTally) -> u64| self.formats.values().map(count).sum::<u64>();
-        let weights = sum(|counted| counted.weights);
-        let matrices = self.formats.values().map(|counted| counted.matrices).sum();
-        let all = FormatTally { matrices, weights, bytes: weights * dtype.size_bytes() as u64 };
-        Self { formats: if matrices == 0 { HashMap::new() } else { HashMap::from([(dtype.into(), all)]) } }
+    /// The same matrices as a GPU holds them, for a model of type `dtype`.
+    pub(crate) fn on_gpu(&self, dtype: DType) -> Self {
+        let mut held = Self::default();
+        for (format, counted) in &self.formats {
+            let bytes = held_bytes(*format, dtype, counted.weights);
+            let to = if bytes.is_some() { *format } else { dtype.into() };
+            let all = held.formats.entry(to).or_default();
+            all.matrices += counted.matrices;
+            all.weights += counted.weights;
+            all.bytes += bytes.unwrap_or(counted.weights * dtype.size_bytes() as u64);
+        }
+        held
+    }
+
+    /// Bytes of all matrices.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.formats.values().map(|counted| counted.bytes).sum()
+    }
+
+    /// The number of weights of all matrices.
+    pub(crate) fn weights(&self) -> u64 {
+        self.formats.values().map(|counted| counted.weights).sum()
     }
 
     /// Whether any matrix is quantised.
@@ -77,7 +93,7 @@ mod tests {
     #[test]
     fn matrices_are_counted_by_format() {
         let mut tally = WeightTally::default();
-        assert!(tally.is_empty() && tally.all_in(DType::F16).is_empty() && tally.to_string().is_empty());
+        assert!(tally.is_empty() && tally.on_gpu(DType::F16).is_empty() && tally.to_string().is_empty());
         tally.add(DType::BF16.into(), 1024, 1024);
         assert!(!tally.has_quantized());
         for _ in 0..3 {
@@ -85,6 +101,9 @@ mod tests {
         }
         assert!(tally.has_quantized());
         assert_eq!(tally.to_string(), "Q8_0 3 matrices 6.4 MiB, bfloat16 1 matrix 2.0 MiB");
-        assert_eq!(tally.all_in(DType::F32).to_string(), "float32 4 matrices 28.0 MiB");
+        assert_eq!(tally.on_gpu(DType::F32).to_string(), "float32 4 matrices 28.0 MiB");
+        assert_eq!(tally.on_gpu(DType::BF16).to_string(), "Q8_0 3 matrices 6.4 MiB, bfloat16 1 matrix 2.0 MiB");
+        tally.add(WeightFormat::Quantized(QuantFormat::Q6_K), 1024, 1024);
+        assert!(tally.on_gpu(DType::BF16).to_string().ends_with("Q6_K 1 matrix 0.9 MiB"), "7 bits of a weight");
     }
 }

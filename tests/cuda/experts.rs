@@ -1,12 +1,15 @@
 //! Layers of experts on the device against the CPU backend: every kind of kernel, few rows and many, experts that all
 //! rows choose and experts that no row chooses.
 
+use crate::quantized::{blocks, dequantized};
 use crate::support::*;
 use pagetide::backend::cpu::CpuBackend;
 use pagetide::backend::cuda::CudaBackend;
 use pagetide::backend::cuda::device::Device;
+use pagetide::backend::quant::QuantFormat;
 use pagetide::backend::{
     Activation, Backend, Batch, BatchSeq, DType, Experts, ExpertsShape, HostTensor, KvLayout, NO_SOURCE, TensorRole,
+    WeightFormat,
 };
 use std::rc::Rc;
 
@@ -15,6 +18,8 @@ struct Case {
     dtype: DType,
     rows: usize,
     shape: ExpertsShape,
+    /// Of the experts' matrices. Rows are then multiples of 32, and experts' rows of 16.
+    format: Option<QuantFormat>,
     seed: u64,
 }
 
@@ -36,7 +41,8 @@ impl Case {
             1 => random.range(2, 20),
             _ => random.pick(&[63, 64, 65, 100]),
         };
-        Self { dtype: random.pick(&[DType::F32, DType::F16, DType::BF16, DType::BF16]), rows, shape, seed }
+        let dtype = random.pick(&[DType::F32, DType::F16, DType::BF16, DType::BF16]);
+        Self { dtype, rows, shape, format: None, seed }
     }
 
     fn x(&self) -> Vec<f32> {
@@ -68,7 +74,8 @@ fn layout(case: &Case) -> KvLayout {
     KvLayout { num_layers: 1, num_kv_heads: 1, head_dim: 8, block_size: 1, dtype: case.dtype.into() }
 }
 
-fn experts<B: Backend>(backend: &B, case: &Case) -> Experts<B::Matrix, B::Matrices> {
+/// With `quantised`, a case's formats are kept. Otherwise the matrices have the weights that the codes stand for.
+fn experts<B: Backend>(backend: &B, case: &Case, quantised: bool) -> Experts<B::Matrix, B::Matrices> {
     let ExpertsShape { num_experts, hidden_size: hidden, intermediate_size: width, .. } = case.shape;
     let size = |k: usize| 2.0 * (k as f32).powf(-0.5);
     let tensor = |rows, cols, bytes| HostTensor { format: case.dtype.into(), rows, cols, bytes };
@@ -78,10 +85,18 @@ fn experts<B: Backend>(backend: &B, case: &Case) -> Experts<B::Matrix, B::Matric
         let row_bytes = router.len() / num_experts;
         router.copy_within(..row_bytes, row_bytes);
     }
-    let up: Vec<_> = (0..2 * num_experts as u64).map(|i| case.stored(width * hidden, size(hidden), 10 + i)).collect();
-    let down: Vec<_> = (0..num_experts as u64).map(|i| case.stored(hidden * width, size(width), 1000 + i)).collect();
-    let up: Vec<_> = up.iter().map(|bytes| tensor(width, hidden, bytes)).collect();
-    let down: Vec<_> = down.iter().map(|bytes| tensor(hidden, width, bytes)).collect();
+    let stored = |n: usize, size: f32, seed: u64| match case.format {
+        None => case.stored(n, size, seed),
+        Some(format) => {
+            let blocks = blocks(format, n / format.block_weights(), &mut Random(case.seed ^ seed << 8));
+            if quantised { blocks } else { bytes(&dequantized(format, &blocks, case.dtype), case.dtype) }
+        }
+    };
+    let held = case.format.filter(|_| quantised).map_or(case.dtype.into(), WeightFormat::Quantized);
+    let up: Vec<_> = (0..2 * num_experts as u64).map(|i| stored(width * hidden, size(hidden), 10 + i)).collect();
+    let down: Vec<_> = (0..num_experts as u64).map(|i| stored(hidden * width, size(width), 1000 + i)).collect();
+    let up: Vec<_> = up.iter().map(|bytes| HostTensor { format: held, ..tensor(width, hidden, bytes) }).collect();
+    let down: Vec<_> = down.iter().map(|bytes| HostTensor { format: held, ..tensor(hidden, width, bytes) }).collect();
     Experts {
         router: backend.matrix(&[tensor(num_experts, hidden, &router)], case.dtype).unwrap(),
         up: backend.matrices(num_experts, &up, case.dtype).unwrap(),
@@ -94,7 +109,7 @@ fn on_cpu(case: &Case, x: &[f32]) -> Vec<f32> {
     let mut backend = CpuBackend::new(Default::default()).unwrap();
     let rows = x.len() / case.shape.hidden_size;
     backend.allocate_kv(layout(case), rows, 0).unwrap();
-    let experts = experts(&backend, case);
+    let experts = experts(&backend, case, false);
     let mut work = backend.experts_workspace(rows, &case.shape).unwrap();
     let tensor = || backend.tensor(rows, case.shape.hidden_size, TensorRole::Activation).unwrap();
     let (mut input, mut out) = (tensor(), tensor());
@@ -111,7 +126,7 @@ fn on_cuda(case: &Case, x: &[f32], device: &Rc<dyn Device>) -> Vec<f32> {
     (options.max_rows, options.experts) = (max_rows, true);
     let mut backend = CudaBackend::new(device.clone(), options).unwrap();
     backend.allocate_kv(layout(case), rows, 0).unwrap();
-    let experts = experts(&backend, case);
+    let experts = experts(&backend, case, true);
     let mut work = backend.experts_workspace(max_rows, &case.shape).unwrap();
     let tensor = || backend.tensor(max_rows, case.shape.hidden_size, TensorRole::Activation).unwrap();
     let (input, mut out) = (tensor(), tensor());
@@ -158,14 +173,25 @@ fn shape(num_experts: usize, num_chosen: usize) -> ExpertsShape {
 #[test]
 fn rows_in_several_pieces() {
     let shape = ExpertsShape { hidden_size: 16, intermediate_size: 8, ..shape(3, 2) };
-    check(&Case { dtype: DType::BF16, rows: 2100, shape, seed: 5 });
+    check(&Case { dtype: DType::BF16, rows: 2100, shape, format: None, seed: 5 });
+}
+
+fn quantised(format: QuantFormat, rows: usize) -> Case {
+    let shape = ExpertsShape { hidden_size: 96, intermediate_size: 64, ..shape(3, 2) };
+    Case { dtype: DType::BF16, rows, shape, format: Some(format), seed: 4 }
+}
+
+#[test]
+fn quantised_experts() {
+    let formats = [QuantFormat::Q4_0, QuantFormat::Q4_1, QuantFormat::Q8_0, QuantFormat::Q5_0];
+    parallel(0..formats.len() as u64, |i| check(&quantised(formats[i as usize], [1, 5, 70, 130][i as usize])));
 }
 
 /// The contract of every backend: a row's bytes are the same alone and in any batch.
 #[test]
 fn a_row_does_not_see_the_others() {
     for dtype in DTYPES {
-        let case = Case { dtype, rows: 70, shape: shape(5, 2), seed: 3 };
+        let case = Case { dtype, rows: 70, shape: shape(5, 2), format: None, seed: 3 };
         let (x, hidden) = (case.x(), case.shape.hidden_size);
         let (cpu, cuda) = (on_cpu(&case, &x), on_cuda(&case, &x, &device(0)));
         for row in [0, 1, 33, 69] {
@@ -180,7 +206,7 @@ fn a_row_does_not_see_the_others() {
 
 #[test]
 fn too_many_experts_are_refused() {
-    let case = Case { dtype: DType::F32, rows: 1, shape: shape(64, 33), seed: 1 };
+    let case = Case { dtype: DType::F32, rows: 1, shape: shape(64, 33), format: None, seed: 1 };
     let mut options = options(case.dtype, 1, layout(&case));
     options.experts = true;
     let backend = CudaBackend::new(device(0), options).unwrap();
@@ -193,17 +219,16 @@ fn broken_kernels_are_noticed() {
     if on_gpu() {
         return; // A GPU runs the kernels that are built into the program.
     }
-    let tiled = Case { dtype: DType::BF16, rows: 200, shape: shape(4, 2), seed: 2 };
+    let tiled = Case { dtype: DType::BF16, rows: 200, shape: shape(4, 2), format: None, seed: 2 };
     let simple = Case { dtype: DType::F32, ..tiled.clone() };
     let softmax = Case { shape: ExpertsShape { renormalize: false, ..tiled.shape }, ..tiled.clone() };
-    let breakages: [(&Case, &str, &str); 12] = [
+    let breakages: [(&Case, &str, &str); 11] = [
         (&tiled, "p.renormalize ? total : sum", "sum"),
         (&softmax, "p.renormalize ? total : sum", "total"),
         (&tiled, "weights[best.index] = -1.0f;", ""),
         (&tiled, "index < best.index", "index > best.index"),
         (&tiled, "tile += ceil_div(counts[i], TILE_ROWS);", "tile += counts[i] / TILE_ROWS;"),
         (&tiled, "next[i] + row, min", "next[i], min"),
-        (&tiled, "p.choices[place] / p.piece.num_chosen : place", "p.choices[place] : place"),
         (&tiled, "const bool is_inside = from < p.k;", "const bool is_inside = true;"),
         (&tiled, "copy_async_wait<STAGES - 2>();\n        __syncthreads();", "__syncthreads();"),
         (&tiled, "copy_async_wait<STAGES - 2>();\n        __syncthreads();", "copy_async_wait<STAGES - 2>();"),
@@ -214,4 +239,9 @@ fn broken_kernels_are_noticed() {
         let (case, from, to) = breakages[i as usize];
         breaks("experts.cu", from, to, |device| check_on(case, device));
     });
+    let divided = "p.choices[place] / p.piece.num_chosen : place";
+    breaks("include/experts.cuh", divided, "p.choices[place] : place", |device| check_on(&tiled, device));
+    let quantised = quantised(QuantFormat::Q4_0, 20);
+    breaks("quantized.cu", "tile.expert * matrix_bytes", "0", |device| check_on(&quantised, device));
+    breaks("quantized.cu", "x_row_of(p, tile.first + row)", "x_row_of(p, row)", |device| check_on(&quantised, device));
 }

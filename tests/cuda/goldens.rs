@@ -130,3 +130,20 @@ fn a_cache_of_codes() {
         check(model, dtype, Some(codes), block_size, tolerance);
     });
 }
+
+/// Quantised checkpoints, whose weights stay quantised in the memory of the device.
+#[test]
+fn quantised_weights() {
+    let cases = [
+        ("awq", DType::F16, None, 0.05),
+        ("gptq-v1-sym", DType::BF16, None, 0.35),
+        ("gptq-int8", DType::F16, Some(CodeType::Int8), 0.2),
+        ("ct-mixed", DType::F16, None, 0.05),
+        ("ct-fp8", DType::F16, None, 0.05),
+        ("awq", DType::F32, None, 0.02),
+    ];
+    parallel(0..cases.len() as u64, |i| {
+        let (model, dtype, codes, tolerance) = cases[i as usize];
+        check(&format!("../quantized/{model}"), dtype, codes, 16, tolerance);
+    });
+}

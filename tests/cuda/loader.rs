@@ -5,7 +5,7 @@ use crate::support::{device, options, root};
 use pagetide::backend::cuda::CudaBackend;
 use pagetide::backend::cuda::device::Device;
 use pagetide::backend::{DType, KvLayout};
-use pagetide::config::{Config, Quantization};
+use pagetide::config::{Config, DtypeChoice, Quantization};
 use pagetide::engine::plan::{PlannedSeq, PromptLogprobsPlan, SamplePlan, StepPlan};
 use pagetide::error::StartError;
 use pagetide::ids::{BlockId, SeqId};
@@ -93,7 +93,7 @@ fn judged() -> StepPlan {
     }
 }
 
-/// There are no kernels for quantised weights, so they take the memory of the others.
+/// There are no kernels for quantised weights with float32, so they take the memory of the others.
 #[test]
 fn weights_that_the_load_quantises_are_converted_again() {
     let logits = |quantization: Quantization| {
@@ -117,6 +117,28 @@ fn weights_that_the_load_quantises_are_converted_again() {
     let [eight_bits, four_bits] = differences[..] else { panic!("two formats") };
     assert!(eight_bits > 1e-5 && eight_bits < 0.05, "{eight_bits}");
     assert!(four_bits > 3.0 * eight_bits && four_bits < 1.0, "{four_bits}");
+}
+
+/// With a type of 16 bits they stay quantised, and the load says so.
+#[test]
+fn weights_that_the_load_quantises_stay_quantised() {
+    let load = |quantization: Quantization| {
+        let change = |config: &mut Config| {
+            config.model.dtype = DtypeChoice::Float16;
+            config.model.quantization = quantization;
+            config.model.quantization_cache = Some("off".into());
+        };
+        let (mut runner, loaded, _) = load(64 << 20, change).unwrap();
+        let mut logits: Vec<f32> = Vec::new();
+        runner.logits(&judged(), &mut |rows| logits.extend_from_slice(rows));
+        (loaded.weights.to_string(), loaded.weights_bytes, logits)
+    };
+    let (plain, quantised) = (load(Quantization::None), load(Quantization::Q8_0));
+    assert!(plain.0.starts_with("float16") && quantised.0.starts_with("Q8_0"), "{} {}", plain.0, quantised.0);
+    assert!((quantised.1 as f64) < 0.8 * plain.1 as f64, "{} of {} bytes", quantised.1, plain.1);
+    let pairs = quantised.2.iter().zip(&plain.2);
+    let difference = pairs.map(|(a, b)| (a - b).abs()).sum::<f32>() / plain.2.len() as f32;
+    assert!(difference > 1e-5 && difference < 0.05, "{difference}");
 }
 
 #[test]

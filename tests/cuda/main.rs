@@ -14,6 +14,7 @@ mod kv_codes;
 mod loader;
 mod model;
 mod ptx;
+mod quantized;
 mod resume;
 mod rows;
 mod sampling;

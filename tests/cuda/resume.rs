@@ -218,6 +218,7 @@ fn same_tokens_under_pressure() {
         Setting { model: "mixtral", dtype: DType::BF16, ..setting(PreemptionMode::Swap) },
         Setting { codes: Some(CodeType::Int8), ..in_codes },
         Setting { codes: Some(CodeType::Int8), mode: PreemptionMode::Recompute, ..in_codes },
+        Setting { codes: Some(CodeType::Int8), model: "../quantized/awq", ..in_codes },
         Setting { extra: true, ..setting(PreemptionMode::Swap) },
         Setting { extra: true, ..setting(PreemptionMode::Recompute) },
     ];

@@ -2,7 +2,9 @@
 
 use super::device::{Device, DeviceBuffer, DevicePtr, DeviceResult, Grid, KernelId, Matmul, ModuleId, ModuleSource};
 use super::options::{CudaOptions, scalar_type};
-use super::rows::{BatchRows, activation_number};
+use super::products::{self, QuantizedProduct};
+use super::rows::{BatchRows, FloatOrScalar, activation_number};
+use super::tensors::{CudaExpertWeights, CudaWeights};
 use super::{CudaMatrices, CudaMatrix, CudaTensor};
 use crate::{DType, Experts, ExpertsShape};
 use bytemuck::NoUninit;
@@ -122,6 +124,8 @@ pub(super) struct ExpertsCall<'a> {
     /// `[rows, hidden]`
     pub x: &'a CudaTensor,
     pub out: &'a CudaTensor,
+    /// Whether a row's sums must have the same order whatever the number of rows is.
+    pub batch_invariant: bool,
 }
 
 /// The module, and its kernels.
@@ -245,7 +249,7 @@ impl ExpertKernels {
         (first, max_rows): (usize, usize),
         call: &ExpertsCall<'_>,
     ) -> DeviceResult<()> {
-        let ExpertsCall { shape, experts, work, x, out } = *call;
+        let ExpertsCall { shape, experts, work, x, out, batch_invariant } = *call;
         let Experts { router, up, down } = experts;
         let ExpertsShape { num_experts, num_chosen, hidden_size, intermediate_size, activation, renormalize } = *shape;
         let piece = ExpertsPiece {
@@ -261,10 +265,20 @@ impl ExpertKernels {
         let offset = first * hidden_size * self.dtype.size_bytes();
 
         let logits = work.logits.ptr();
-        let matmul =
-            Matmul { m: max_rows, n: num_experts, k: hidden_size, dtype: self.dtype, out: DType::F32, bias: false };
-        // SAFETY: the sizes are checked, and the workspace has room for a piece.
-        unsafe { self.device.matmul(matmul, x.ptr() + offset, router.buffer.ptr(), DevicePtr::NULL, logits)? };
+        let (x_rows, k) = (x.ptr() + offset, hidden_size);
+        match &router.weights {
+            CudaWeights::Plain(router) => {
+                let matmul = Matmul { m: max_rows, n: num_experts, k, dtype: self.dtype, out: DType::F32, bias: false };
+                // SAFETY: the sizes are checked, and the workspace has room for a piece.
+                unsafe { self.device.matmul(matmul, x_rows, router.ptr(), DevicePtr::NULL, logits)? };
+            }
+            CudaWeights::Quantized(parts) => {
+                let out = FloatOrScalar::at(logits, DType::F32);
+                let bias = DevicePtr::NULL;
+                let product = QuantizedProduct { x: x_rows, bias, out, rows: max_rows, k, batch_invariant };
+                products::product(parts, &product)?;
+            }
+        }
         let renormalize = u32::from(renormalize);
         let params = RouteParams { piece, logits, chosen, weights, renormalize, padding: 0 };
         let [route_bytes, group_bytes] = routing_shared_bytes(num_experts);
@@ -277,17 +291,14 @@ impl ExpertKernels {
             ProductParams { piece, chosen, choices: places, num_tiles, tiles, x, w, out, n, k, gathers, padding: 0 }
         };
         let (gate_up, activated, by_choice) = (work.up.ptr(), work.activated.ptr(), work.down.ptr());
-        let (up, down) = (up.buffer.ptr(), down.buffer.ptr());
-        self.product(
-            &product(x.ptr() + offset, up, gate_up, (2 * intermediate_size, hidden_size), true),
-            shape,
-            choices,
-        )?;
+        let params = product(x_rows, up.weights.ptr(), gate_up, (2 * intermediate_size, hidden_size), true);
+        self.product(&up.weights, &params, shape, choices)?;
         let (cols, kind) = (intermediate_size as u32, activation_number(activation));
         let params = ExpertActivationParams { piece, x: gate_up, out: activated, cols, kind };
         let per_block = ROW_THREADS * 16 / self.dtype.size_bytes();
         self.launch(self.activation, [choices, intermediate_size.div_ceil(per_block)], (ROW_THREADS, 0), &params)?;
-        self.product(&product(activated, down, by_choice, (hidden_size, intermediate_size), false), shape, choices)?;
+        let params = product(activated, down.weights.ptr(), by_choice, (hidden_size, intermediate_size), false);
+        self.product(&down.weights, &params, shape, choices)?;
 
         let (out, cols) = (out.ptr() + offset, hidden_size as u32);
         let params = CombineParams { piece, x: by_choice, weights, out, cols, padding: 0 };
@@ -295,8 +306,17 @@ impl ExpertKernels {
     }
 
     /// One of a layer's two products, for up to `choices` rows.
-    fn product(&self, params: &ProductParams, shape: &ExpertsShape, choices: usize) -> DeviceResult<()> {
+    fn product(
+        &self,
+        weights: &CudaExpertWeights,
+        params: &ProductParams,
+        shape: &ExpertsShape,
+        choices: usize,
+    ) -> DeviceResult<()> {
         let n = params.n as usize;
+        if let CudaExpertWeights::Quantized(rows) = weights {
+            return rows.expert_product(params, max_tiles(choices, shape.num_experts), n);
+        }
         // The kernel on tensor cores copies 16 bytes at a time, so rows must be a multiple of that.
         let is_aligned = shape.hidden_size.is_multiple_of(8) && shape.intermediate_size.is_multiple_of(8);
         match self.product.filter(|_| is_aligned) {

@@ -154,17 +154,21 @@ struct RandomParams {
 /// The address of a tensor, in float32 or in the scalar type. The other field is null.
 #[derive(Clone, Copy, NoUninit)]
 #[repr(C)]
-struct FloatOrScalar {
+pub(super) struct FloatOrScalar {
     float: DevicePtr,
     scalar: DevicePtr,
 }
 
 impl FloatOrScalar {
     /// If the scalar type is float32, it does not matter which field is set.
-    fn of(tensor: &CudaTensor) -> Self {
-        match tensor.dtype {
-            DType::F32 => Self { float: tensor.ptr(), scalar: DevicePtr::NULL },
-            DType::F16 | DType::BF16 => Self { float: DevicePtr::NULL, scalar: tensor.ptr() },
+    pub(super) fn of(tensor: &CudaTensor) -> Self {
+        Self::at(tensor.ptr(), tensor.dtype)
+    }
+
+    pub(super) fn at(ptr: DevicePtr, dtype: DType) -> Self {
+        match dtype {
+            DType::F32 => Self { float: ptr, scalar: DevicePtr::NULL },
+            DType::F16 | DType::BF16 => Self { float: DevicePtr::NULL, scalar: ptr },
         }
     }
 }
@@ -186,12 +190,12 @@ pub(super) struct RowKernels {
     num_heads: u32,
     num_kv_heads: u32,
     block_bytes: usize,
+    /// Shared memory of `rope_and_write_kv`: the vectors that become codes.
+    vectors_bytes: u32,
     embed: KernelId,
     add_position: KernelId,
     add_norm: KernelId,
     add: KernelId,
-    /// Shared memory of `rope_and_write_kv`: the vectors that become codes.
-    vectors_bytes: u32,
     head_norm: KernelId,
     rope_and_write_kv: KernelId,
     activation: KernelId,
@@ -213,21 +217,21 @@ pub const REDUCE_BYTES: u32 = 32 * 4;
 
 impl RowKernels {
     pub fn new(device: &Rc<dyn Device>, options: &CudaOptions, module: ModuleId) -> DeviceResult<Self> {
-        let kernel = |name| device.kernel(module, name, REDUCE_BYTES);
-        Ok(Self {
-            device: device.clone(),
-            num_heads: options.num_heads as u32,
         let vectors_bytes = match options.kv.dtype {
             KvDType::Plain(_) => 0,
             KvDType::Codes(_) => WARPS_PER_BLOCK * options.kv.head_dim as u32 * 4,
         };
+        let kernel = |name| device.kernel(module, name, REDUCE_BYTES);
+        Ok(Self {
+            device: device.clone(),
+            num_heads: options.num_heads as u32,
             num_kv_heads: options.kv.num_kv_heads as u32,
             block_bytes: options.kv.block_bytes(),
+            vectors_bytes,
             embed: kernel("embed")?,
             add_position: kernel("add_position")?,
             add_norm: kernel("add_norm")?,
             add: kernel("add")?,
-            vectors_bytes,
             head_norm: kernel("head_norm")?,
             rope_and_write_kv: device.kernel(module, "rope_and_write_kv", vectors_bytes)?,
             activation: kernel("activation")?,

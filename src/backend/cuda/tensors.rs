@@ -1,6 +1,7 @@
 //! The tensors that the backend's operations work on, in device memory.
 
 use super::device::{DeviceBuffer, DevicePtr};
+use super::quantized::QuantizedRows;
 use crate::DType;
 
 /// Activations `[max_rows, cols]`.
@@ -11,20 +12,34 @@ pub struct CudaTensor {
     pub(super) dtype: DType,
 }
 
-/// A weight matrix `[n, k]`, row-major.
+/// A weight matrix `[n, k]`.
 pub struct CudaMatrix {
-    pub(super) buffer: DeviceBuffer,
+    pub(super) weights: CudaWeights,
     pub(super) n: usize,
     pub(super) k: usize,
     pub(super) dtype: DType,
 }
 
+/// The weights of a matrix.
+pub(super) enum CudaWeights {
+    /// Row-major.
+    Plain(DeviceBuffer),
+    /// All rows, in order.
+    Quantized(Vec<QuantizedRows>),
+}
+
 /// Weight matrices `[count, n, k]`.
 pub struct CudaMatrices {
-    pub(super) buffer: DeviceBuffer,
+    pub(super) weights: CudaExpertWeights,
     pub(super) count: usize,
     pub(super) n: usize,
     pub(super) k: usize,
+}
+
+/// The weights of matrices of one shape.
+pub(super) enum CudaExpertWeights {
+    Plain(DeviceBuffer),
+    Quantized(QuantizedRows),
 }
 
 /// A small vector. Norms read it in float32, and products add it in the type of their results.
@@ -62,8 +77,21 @@ impl CudaTensor {
 }
 
 impl CudaMatrix {
+    /// `[n, k]` of the model's type. Panics if the weights are quantised.
     pub fn buffer(&self) -> &DeviceBuffer {
-        &self.buffer
+        match &self.weights {
+            CudaWeights::Plain(buffer) => buffer,
+            CudaWeights::Quantized(_) => panic!("a quantised matrix has no elements in memory"),
+        }
+    }
+}
+
+impl CudaExpertWeights {
+    pub(super) fn ptr(&self) -> DevicePtr {
+        match self {
+            Self::Plain(buffer) => buffer.ptr(),
+            Self::Quantized(rows) => rows.ptr(),
+        }
     }
 }
 

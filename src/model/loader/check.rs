@@ -104,7 +104,7 @@ pub fn check(
         })?;
         outlook.conversions = decoder.conversions().clone();
         outlook.weights = match target {
-            LoadTarget::Gpu => decoder.tally().all_in(dtype),
+            LoadTarget::Gpu => decoder.tally().on_gpu(dtype),
             LoadTarget::Cpu | LoadTarget::Nowhere => decoder.tally().clone(),
         };
         outlook.quantized = checkpoint.as_ref().and_then(Checkpoint::quantize_plan).map(QuantizedSource::of);

@@ -49,7 +49,7 @@ pub fn load_on_gpu(
     progress: &mut WeightsProgress<'_>,
 ) -> Result<(GpuRunner, LoadedModel), StartError> {
     let (dtype, max_model_len) = (dtype(options, &spec), max_model_len(options, &spec));
-    let (num_parameters, weights_bytes) = (spec.num_parameters(), spec.weights_bytes(dtype));
+    let (num_parameters, plain_bytes) = (spec.num_parameters(), spec.weights_bytes(dtype));
     let loading = GpuLoading { open, options: options.clone(), files: files.clone(), spec };
     let device = (loading.open)()?;
     let (mut backend, mut decoder) = loading.model(&device, progress)?;
@@ -65,8 +65,8 @@ pub fn load_on_gpu(
         "{share} of the GPU's {total} bytes, less the {used} bytes that weights, workspace and other programs take"
     );
     let pools = pool_sizes(options, layout, max_model_len, 0, || Ok((budget.saturating_sub(used), share_of)))?;
-    // A GPU has no kernels for quantised weights.
-    let weights = decoder.tally().all_in(dtype);
+    let weights = decoder.tally().on_gpu(dtype);
+    let weights_bytes = plain_bytes.saturating_sub(weights.weights() * dtype.size_bytes() as u64) + weights.bytes();
     let runner = make_runner(backend, decoder, pools)?;
 
     let loaded = LoadedModel {

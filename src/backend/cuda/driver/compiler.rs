@@ -20,17 +20,20 @@ macro_rules! files {
 }
 
 /// The modules.
-const SOURCES: &[(&str, &str)] = files!["attention.cu", "attention_rows.cu", "experts.cu", "rows.cu", "sampling.cu"];
+const SOURCES: &[(&str, &str)] =
+    files!["attention.cu", "attention_rows.cu", "experts.cu", "quantized.cu", "rows.cu", "sampling.cu"];
 
 /// The headers that they include.
 const HEADERS: &[(&str, &str)] = files![
     "include/activation.cuh",
     "include/attention.cuh",
     "include/batch.cuh",
+    "include/experts.cuh",
     "include/kv_cache.cuh",
-    "include/ptx.cuh",
-    "include/reduce.cuh",
     "include/kv_codes.cuh",
+    "include/ptx.cuh",
+    "include/quantized.cuh",
+    "include/reduce.cuh",
     "include/sampling.cuh",
     "include/types.cuh",
 ];
