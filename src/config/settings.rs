@@ -523,8 +523,9 @@ settings! {
         "Raise it to process long prompts faster; lower it for shorter gaps between tokens meanwhile.";
     scheduler.inter_token_target_ms: RARE, int(0, 3_600_000), "ms", Some(("inter-token-target-ms", "N")),
         "Target duration of a step while any sequence decodes. Prompt chunks are sized to fit it, by the measured \
-         times of earlier steps. They get at least 32 tokens and three quarters of the step's time. 0 means no \
-         target: prompts get what max_num_batched_tokens leaves.",
+         times of earlier steps. They get at least 32 tokens and three quarters of the step's time. While the prompts \
+         that wait for another prompt would take longer than three steps, a step may take up to three times as long. \
+         0 means no target: prompts get what max_num_batched_tokens leaves.",
         "Lower it for steadier streams; raise it, or set 0, for throughput and a shorter time to first token.";
     scheduler.preemption_mode: COMMON, SettingKind::Choice(PreemptionMode::NAMES), "",
         Some(("preemption-mode", "auto|swap|recompute")),

@@ -142,6 +142,21 @@ const MIN_PROMPT_SHARE: f64 = 3.0;
 /// them.
 const MIN_CHUNK: usize = 32;
 
+/// Prompts that wait for another prompt are to be computed within this many steps, if [`MAX_STRETCH`] allows it.
+const BACKLOG_STEPS: f64 = 3.0;
+/// A step may last this many times the target for their sake.
+const MAX_STRETCH: f64 = 3.0;
+
+/// Seconds that a step may take whose target is `target`, if prompts of `backlog` tokens in all wait for another one.
+///
+/// A sequence decodes only after its prompt, so if prompts get too little of each step, they queue up, and few
+/// sequences share each step's decodes. So while more prompts wait than [`BACKLOG_STEPS`] steps can take, steps last
+/// longer. A single prompt, however long, changes nothing: no other waits for it.
+pub fn stretched_target(model: &StepTimeModel, target: f64, backlog: usize) -> f64 {
+    let wanted = model.prompt_seconds(backlog, 0) / BACKLOG_STEPS;
+    wanted.clamp(target, target * MAX_STRETCH)
+}
+
 /// What prompts may take of the step being planned.
 #[derive(Clone, Debug)]
 pub struct PromptBudget<'a> {
@@ -263,6 +278,19 @@ mod tests {
         // Behind a long context a token costs more.
         let budget = PromptBudget::new(&model, &load(&[(1, 500)]), Some(0.1), 10_000);
         assert!(budget.left(50_000) < budget.left(0) / 3);
+    }
+
+    #[test]
+    fn steps_last_longer_while_many_prompts_wait() {
+        let mut model = StepTimeModel::default();
+        assert_eq!(stretched_target(&model, 0.1, 100_000), 0.1, "nothing is known yet");
+        observe(&mut model, 200, 1.0);
+        // A few hundred tokens take less than three steps.
+        assert_eq!(stretched_target(&model, 0.1, 0), 0.1);
+        assert_eq!(stretched_target(&model, 0.1, 600), 0.1);
+        let tokens = model.prompt_tokens(0.2 * BACKLOG_STEPS, 0);
+        assert_near(stretched_target(&model, 0.1, tokens), 0.2, 0.02);
+        assert_eq!(stretched_target(&model, 0.1, 100_000), 0.1 * MAX_STRETCH);
     }
 
     #[test]

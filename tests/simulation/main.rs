@@ -178,6 +178,41 @@ fn prompts_come_in_pieces_that_keep_steps_short() {
     }
 }
 
+/// Prompts that wait for other prompts make steps longer, up to three times the target.
+#[test]
+fn steps_last_longer_while_prompts_wait_for_prompts() {
+    let config = SchedulerConfig {
+        max_num_seqs: 8,
+        max_num_batched_tokens: 500,
+        inter_token_target: Some(0.05),
+        max_model_len: 4_000,
+        ..plain_config(16, 400)
+    };
+    let mut world = World::calm(config);
+    let arrive = |world: &mut World, first, prompt_len, max_tokens| {
+        let prompt = (first..first + prompt_len).map(|i| i % (VOCAB - 1) as u32 + 1).collect();
+        world.ask(prompt, SamplingParams { max_tokens, ..SamplingParams::default() }, 0);
+    };
+    (0..4).for_each(|i| arrive(&mut world, i, 700, 200));
+    let mut longest = 0;
+    let mut steps = 0;
+    for step in 0..200 {
+        if step == 50 {
+            (4..8).for_each(|i| arrive(&mut world, i, 900, 10));
+        }
+        let Some(plan) = world.plan_and_finish() else { continue };
+        let has_prompts = plan.batch.iter().any(|seq| seq.tokens.len() > 1);
+        if step >= 50 && has_prompts {
+            longest = longest.max(plan.num_tokens());
+            steps += 1;
+        }
+    }
+    // 150 ms are 296 tokens, and 3,600 tokens in steps of 96 would take 38 of them.
+    assert!((270..=310).contains(&longest), "{longest} tokens in a step");
+    assert!((12..=25).contains(&steps), "{steps} steps with prompts");
+    world.drain();
+}
+
 #[test]
 fn random_loads_give_the_text_of_each_sample_alone() {
     check_random_loads(false);

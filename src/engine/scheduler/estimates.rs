@@ -7,7 +7,7 @@ use crate::expected::{ExpectedNeed, Life};
 use crate::lengths::OutputLengths;
 use crate::prompt_pace::PromptPace;
 use crate::sequence::Sequence;
-use crate::step_time::{PromptBudget, StepLoad, StepTimeModel};
+use crate::step_time::{PromptBudget, StepLoad, StepTimeModel, stretched_target};
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -48,13 +48,17 @@ impl Estimates {
         }
     }
 
-    /// The tokens that prompts get in a step with these decodes.
-    pub fn prompt_budget(&self, decodes: &StepLoad, config: &SchedulerConfig) -> PromptBudget<'_> {
+    /// The tokens that prompts get in a step with these decodes. `backlog`: see [`Sequences::prompt_backlog`].
+    pub fn prompt_budget(&self, decodes: &StepLoad, backlog: usize, config: &SchedulerConfig) -> PromptBudget<'_> {
         let mut num_tokens = config.max_num_batched_tokens - decodes.num_decodes;
-        if let Some(limit) = config.inter_token_target.and_then(|_| self.prompt_pace.limit(decodes.num_decodes)) {
-            num_tokens = num_tokens.min(limit);
+        let mut target = config.inter_token_target;
+        if let Some(seconds) = &mut target {
+            match self.prompt_pace.limit(decodes.num_decodes) {
+                Some(limit) => num_tokens = num_tokens.min(limit),
+                None => *seconds = stretched_target(&self.step_times, *seconds, backlog),
+            }
         }
-        PromptBudget::new(&self.step_times, decodes, config.inter_token_target, num_tokens)
+        PromptBudget::new(&self.step_times, decodes, target, num_tokens)
     }
 
     /// Forecasts a step with these decodes, in which prompts may have `prompt_limit` tokens.

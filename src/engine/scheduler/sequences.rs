@@ -19,6 +19,10 @@ pub struct Population {
     pub swapped: usize,
 }
 
+/// The most waiting sequences that [`Sequences::prompt_backlog`] looks at, so that a step's work does not depend on how
+/// many wait. Their prompts are more than enough to make steps as long as they may be.
+const MAX_BACKLOG_SEQS: usize = 32;
+
 /// Owns all sequences. Each is in exactly one of `running` and `waiting`, by its rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Sequences {
@@ -143,6 +147,16 @@ impl Sequences {
             self.running.iter().for_each(|seq| add_decode(&mut decodes, seq));
         }
         decodes
+    }
+
+    /// The tokens of the prompts that wait for another prompt: of the running sequences after the first that computes
+    /// one, and of as many new ones, most senior first, as may run beside them. Cached prefixes among these are not
+    /// known yet and count too.
+    pub fn prompt_backlog(&self, max_num_seqs: usize) -> usize {
+        let running = self.running.iter().map(|seq| seq.scheduled).filter(|scheduled| *scheduled > 1);
+        let seats = max_num_seqs.saturating_sub(self.running.len()).min(MAX_BACKLOG_SEQS);
+        let waiting = self.waiting.iter().take(seats).filter(|seq| !seq.is_swapped()).map(Sequence::remaining);
+        running.chain(waiting).skip(1).sum()
     }
 
     /// Beams do not compute their last token in this step while others of their search are not there.

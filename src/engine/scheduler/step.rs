@@ -97,7 +97,8 @@ impl Scheduler {
             self.estimates.prompt_pace.all_run();
         }
         let config = &self.config;
-        let mut budget = self.estimates.prompt_budget(&decodes, config);
+        let backlog = self.seqs.prompt_backlog(config.max_num_seqs);
+        let mut budget = self.estimates.prompt_budget(&decodes, backlog, config);
         let prompt_limit = budget.left(0);
         let (mut grows, mut promised, mut unpromised) = (Vec::new(), 0, 0);
         let (mut seats, mut goes_on) = (0, !self.in_flight.is_empty());
