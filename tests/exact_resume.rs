@@ -263,7 +263,7 @@ fn a_quantised_cache_gives_the_same_text() {
         pressure(PreemptionMode::Recompute, 16, 24, 3, 70, Overlap::On),
         pressure(PreemptionMode::Auto, 5, 60, 1, 90, Overlap::On),
     ];
-    for dtype in [CacheDtype::Int8, CacheDtype::Fp8] {
+    for dtype in [CacheDtype::Int8, CacheDtype::Fp8, CacheDtype::Int4] {
         check(70, params, &|config| config.cache.dtype = dtype, &pressures);
     }
 }

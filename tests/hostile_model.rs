@@ -93,16 +93,24 @@ fn unchanged_it_starts() {
 }
 
 #[test]
-fn a_quantised_cache_is_refused_on_a_gpu() {
+fn a_gpu_refuses_the_quantised_caches_that_it_cannot_hold() {
     let model = Model::llama();
     let mut config = model.config();
+    let refused = |config: &Config| check_model(config, LoadTarget::Gpu).map(drop).map_err(|error| error.to_string());
     config.cache.dtype = CacheDtype::Fp8;
-    assert_eq!(model.says(&config, "fp8"), Ok(()));
-    let error = check_model(&config, LoadTarget::Gpu).map(drop).unwrap_err().to_string();
+    assert_eq!(refused(&config), Ok(()));
+    config.cache.block_size = 20;
     assert_eq!(
-        error,
-        "cache.dtype = fp8: so far only the CPU backend has a quantised KV cache; use cache.dtype = auto, or \
-         --device cpu"
+        refused(&config).unwrap_err(),
+        "cache.block_size = 20: on a GPU it has to be a multiple of 8 with cache.dtype = fp8"
+    );
+    config.cache.block_size = 16;
+    config.cache.dtype = CacheDtype::Int4;
+    assert_eq!(model.says(&config, "int4"), Ok(()));
+    assert_eq!(
+        refused(&config).unwrap_err(),
+        "cache.dtype = int4: so far only the CPU backend has a KV cache of 4 bits; use cache.dtype = auto, int8 or \
+         fp8, or --device cpu"
     );
 }
 

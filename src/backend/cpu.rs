@@ -28,6 +28,7 @@ mod memory;
 #[cfg(target_os = "linux")]
 mod numa;
 mod pack;
+mod rotation;
 mod rows;
 mod sampling;
 mod simd;

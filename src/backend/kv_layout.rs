@@ -4,30 +4,42 @@ use super::tensors::DType;
 use std::fmt;
 
 /// Raised when a backend lays out or computes KV differently, so that no KV of an older version is taken for its own.
-pub const KV_VERSION: u32 = 1;
+pub const KV_VERSION: u32 = 2;
 
 /// How the KV cache stores the elements of K and V.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum KvDType {
     /// Each element by itself.
     Plain(DType),
-    /// Codes of one byte, with a scale for each token and head of K, and of V.
+    /// Codes of a byte or of 4 bits, with a scale for each token and head of K, and of V.
     Codes(CodeType),
 }
 
-/// A type of one byte. An element is its code times the scale of its vector: of the K or V of one token and head. The
-/// scale is the vector's largest magnitude divided by the largest code, rounded up to a bfloat16. Codes are quotients
-/// by the scale so rounded, to nearest even. If an element is not finite, the scale is NaN.
+/// A type of codes. An element is its code times the scale of its vector: of the K or V of one token and head. The
+/// scale is the vector's largest magnitude divided by the largest code, rounded up to a bfloat16. Codes are the nearest
+/// to the quotients by the scale so rounded. If an element is not finite, the scale is NaN.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum CodeType {
     /// Integers from -127 to 127.
     Int8,
     /// Floating point numbers up to 448, with 4 bits of exponent and 3 of mantissa: OCP's E4M3.
     Fp8,
+    /// The 16 odd integers from -15 to 15, in 4 bits. The vectors are rotated by a Hadamard matrix first.
+    Int4,
 }
 
 /// Bytes of the scale of a vector of codes.
 pub(super) const SCALE_BYTES: usize = 2;
+
+impl CodeType {
+    /// Bytes of the codes of a vector of `dims` elements, which is even.
+    pub fn code_bytes(self, dims: usize) -> usize {
+        match self {
+            Self::Int8 | Self::Fp8 => dims,
+            Self::Int4 => dims / 2,
+        }
+    }
+}
 
 impl KvDType {
     pub fn name(self) -> &'static str {
@@ -35,6 +47,7 @@ impl KvDType {
             Self::Plain(dtype) => dtype.name(),
             Self::Codes(CodeType::Int8) => "int8",
             Self::Codes(CodeType::Fp8) => "fp8",
+            Self::Codes(CodeType::Int4) => "int4",
         }
     }
 
@@ -42,7 +55,7 @@ impl KvDType {
     pub fn vector_bytes(self, dims: usize) -> usize {
         match self {
             Self::Plain(dtype) => dims * dtype.size_bytes(),
-            Self::Codes(_) => dims + SCALE_BYTES,
+            Self::Codes(codes) => codes.code_bytes(dims) + SCALE_BYTES,
         }
     }
 
@@ -103,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_take_about_half_the_bytes_of_bfloat16() {
+    fn codes_take_about_a_half_or_a_quarter_of_the_bytes_of_bfloat16() {
         let bytes = |head_dim, dtype| {
             KvLayout { num_layers: 28, num_kv_heads: 8, head_dim, block_size: 16, dtype }.block_bytes() as f64
         };
@@ -112,6 +125,10 @@ mod tests {
                 let ratio = bytes(head_dim, DType::BF16.into()) / bytes(head_dim, KvDType::Codes(codes));
                 assert!(ratio > at_least && ratio < 2.0, "{codes:?}, {head_dim}: {ratio}");
             }
+        }
+        for (head_dim, at_least) in [(64, 3.76), (128, 3.87), (256, 3.93)] {
+            let ratio = bytes(head_dim, DType::BF16.into()) / bytes(head_dim, KvDType::Codes(CodeType::Int4));
+            assert!(ratio > at_least && ratio < 4.0, "{head_dim}: {ratio}");
         }
     }
 }

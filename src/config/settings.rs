@@ -461,11 +461,13 @@ settings! {
          status. 0 means no limit.",
         "Raise it if steps of a large model on a slow device take minutes; lower it to be restarted sooner.";
 
-    cache.dtype: RARE, SettingKind::Choice(CacheDtype::NAMES), "", Some(("kv-cache-dtype", "auto|int8|fp8")),
+    cache.dtype: RARE, SettingKind::Choice(CacheDtype::NAMES), "", Some(("kv-cache-dtype", "auto|int8|fp8|int4")),
         "Data type of the KV cache. auto is that of the weights. int8 and fp8 (E4M3) take about half the bytes of \
-         bfloat16: one for each element, and two for each token, layer and head of K and of V. On a GPU, \
-         cache.block_size then has to be a multiple of 8.",
-        "Set int8 to hold almost twice as many tokens in the same memory, and to decode faster behind long contexts.";
+         bfloat16: one for each element, and two for each token, layer and head of K and of V. int4 takes about a \
+         quarter; its vectors are rotated first. On a GPU there is no int4, and with int8 and fp8 cache.block_size has \
+         to be a multiple of 8.",
+        "Set int8 to hold almost twice as many tokens in the same memory, and to decode faster behind long contexts; \
+         set int4 to hold almost four times as many at some cost of quality.";
     cache.block_size: COMMON, int(1, 256), "tokens", Some(("block-size", "N")),
         "Number of tokens in a KV block.",
         "Smaller blocks waste fewer slots and share shorter prefixes; larger blocks have less overhead per token.";

@@ -97,11 +97,12 @@ mod tests {
         assert_ne!(plain(LoadFormat::Dummy, Quantization::None), known);
         let all: HashSet<_> = Quantization::ALL.iter().map(|to| plain(LoadFormat::Auto, *to)).collect();
         assert!(all.len() == Quantization::ALL.len() && all.contains(&known));
-        let [int8, fp8] = [CodeType::Int8, CodeType::Fp8].map(|codes| {
+        let codes = [CodeType::Int8, CodeType::Fp8, CodeType::Int4].map(|codes| {
             let loaded = loaded(4, "avx2", KvDType::Codes(codes));
             kv_identity(&demo, LoadFormat::Auto, Quantization::None, &loaded).unwrap()
         });
-        assert!(int8 != known && fp8 != known && int8 != fp8);
+        assert_eq!(HashSet::from(codes).len(), 3);
+        assert!(!codes.contains(&known));
         // The same files elsewhere, and then other weights.
         let folder = tempfile::tempdir().unwrap();
         let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");

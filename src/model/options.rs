@@ -22,6 +22,7 @@ choice!(
         Auto = "auto",
         Int8 = "int8",
         Fp8 = "fp8",
+        Int4 = "int4",
     }
 );
 choice!(

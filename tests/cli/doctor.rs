@@ -17,9 +17,12 @@ fn doctor_says_how_weights_are_converted() {
         "{}",
         text(&run.stdout)
     );
-    let run = output(&["doctor", "--device", "cpu", "--kv-cache-dtype", "int8"]);
-    let report = text(&run.stdout);
-    assert!(report.contains("\nKV cache  int8\n"), "{report}");
+    for dtype in ["int8", "int4"] {
+        let run = output(&["doctor", "--device", "cpu", "--kv-cache-dtype", dtype]);
+        let report = text(&run.stdout);
+        assert!(report.contains(&format!("\nKV cache  {dtype}\n")), "{report}");
+    }
+    let report = text(&output(&["doctor", "--device", "cpu"]).stdout);
     assert!(report.contains("\nweights   bfloat16 29 matrices 6.6 MiB\n") && !report.contains("converted"), "{report}");
 }
 

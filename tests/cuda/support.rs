@@ -110,7 +110,7 @@ pub fn floats(bytes: &[u8], dtype: DType) -> Vec<f32> {
     }
 }
 
-/// `vector` as a KV cache of these codes holds it, by the definition of [`CodeType`].
+/// `vector` as a KV cache of these codes of a byte holds it, by the definition of [`CodeType`].
 pub fn coded(vector: &[f32], codes: CodeType) -> Vec<f32> {
     let largest = vector.iter().fold(0_f32, |largest, x| largest.max(x.abs()));
     let largest_code = if codes == CodeType::Int8 { 127.0 } else { 448.0 };
@@ -125,6 +125,7 @@ pub fn coded(vector: &[f32], codes: CodeType) -> Vec<f32> {
             let step = 2_f32.powi(exponent - 3);
             (quotient(x) / step).round_ties_even() * step
         }
+        CodeType::Int4 => unreachable!("a GPU has no such cache"),
     };
     vector.iter().map(|x| code(x) * scale).collect()
 }

@@ -189,7 +189,7 @@ proptest! {
     #[test]
     fn attention_is_right(
         num_kv_heads in 1usize..4, group in 1usize..6, dims in 1usize..18, block_size in 1usize..70,
-        window in proptest::option::of(1usize..90), with_rope: bool, dtype in 0usize..5,
+        window in proptest::option::of(1usize..90), with_rope: bool, dtype in 0usize..6,
         softcap in proptest::option::of(0.5f32..4.0), lens in proptest::collection::vec(1usize..110, 1..4), threads in 1usize..4, seed: u64,
     ) {
         let shape = AttentionShape { softcap, ..shape(num_kv_heads, group, 8 * dims, window) };
@@ -248,6 +248,9 @@ fn a_query_does_not_see_how_it_is_served() {
             (40, Some(75), INT8),
             (64, None, INT8),
             (40, None, FP8),
+            (40, Some(75), INT4),
+            (64, None, INT4),
+            (80, None, INT4),
         ] {
             let (shape, rope) = (shape(2, 3, head_dim, window), Some(rope(40, 1.0)));
             let lens = [150, 1, 67];
@@ -284,10 +287,19 @@ fn a_query_does_not_see_how_it_is_served() {
 fn long_contexts_are_the_same_in_decode_and_prefill() {
     const LEN: usize = 2100;
     let [f32, bf16]: [KvDType; 2] = [DType::F32.into(), DType::BF16.into()];
-    let cases = [(f32, None), (f32, Some(1100)), (f32, Some(20)), (bf16, Some(1100)), (INT8, Some(1100)), (FP8, None)];
+    let cases = [
+        (f32, None),
+        (f32, Some(1100)),
+        (f32, Some(20)),
+        (bf16, Some(1100)),
+        (INT8, Some(1100)),
+        (FP8, None),
+        (INT4, Some(1100)),
+    ];
     for (dtype, window) in cases {
-        // A bfloat16 head of 32 is read directly from the cache if the block size allows it.
-        let shape = shape(1, 2, if dtype == DType::BF16 { 32 } else { 16 }, window);
+        // A bfloat16 head of 32 is read directly from the cache if the block size allows it. With AVX-512, 4-bit codes
+        // of such a head are products of bytes.
+        let shape = shape(1, 2, if dtype == DType::BF16 || dtype == INT4 { 32 } else { 16 }, window);
         let seq = Sequence::new(shape, None, LEN, 9);
         for isa in isas() {
             let whole = {
@@ -363,10 +375,11 @@ fn the_codes_of_a_token_are_its_own() {
         }
         (0..num_blocks as u32).map(|block| backend.device_block(BlockId(block)).to_vec()).collect()
     };
-    for (dtype, block_size) in [INT8, FP8].into_iter().flat_map(|dtype| [16, 32, 6].map(|size| (dtype, size))) {
+    for (dtype, block_size) in [INT8, FP8, INT4].into_iter().flat_map(|dtype| [16, 32, 6].map(|size| (dtype, size))) {
         let layout = layout(&shape, block_size, dtype);
         let whole = blocks(Isa::Portable, layout, &[SLOTS]);
-        assert_eq!(whole[0].len(), 2 * 2 * 2 * block_size * (24 + 2));
+        let code_bytes = if dtype == INT4 { 12 } else { 24 };
+        assert_eq!(whole[0].len(), 2 * 2 * 2 * block_size * (code_bytes + 2));
         for isa in isas() {
             assert!(blocks(isa, layout, &[1, 30, 2, 63]) == whole, "{isa} {dtype}, blocks of {block_size}");
         }
@@ -377,7 +390,7 @@ fn the_codes_of_a_token_are_its_own() {
 #[test]
 fn numbers_that_are_not_finite_stay_in_their_sequence() {
     let shape = shape(1, 2, 16, None);
-    for (isa, dtype) in isas().flat_map(|isa| [(isa, INT8), (isa, FP8)]) {
+    for (isa, dtype) in isas().flat_map(|isa| [(isa, INT8), (isa, FP8), (isa, INT4)]) {
         let good = Sequence::new(shape, None, 60, 1);
         let mut bad = Sequence::new(shape, None, 60, 2);
         let cols = bad.cols();

@@ -98,7 +98,7 @@ impl Qkv {
             norms: numbers.chance(2).then(|| [(); 2].map(|()| numbers.vec(shape.head_dim))),
             rope: with_rope.then(|| rope(2 * numbers.between(1, shape.head_dim / 2), 1.1)),
             block_size: numbers.size(64),
-            kv_dtype: KV_DTYPES[numbers.below(5)],
+            kv_dtype: KV_DTYPES[numbers.below(6)],
             shape,
         }
     }

@@ -165,7 +165,7 @@ impl Heads {
         shape.window = numbers.chance(3).then(|| numbers.size(500));
         shape.softcap = numbers.chance(4).then(|| 1.5 + numbers.next());
         let rotary_dim = if numbers.chance(3) { 0 } else { 2 * numbers.between(1, shape.head_dim / 2) };
-        Self { shape, rotary_dim, dtype: KV_DTYPES[numbers.below(5)], lens }
+        Self { shape, rotary_dim, dtype: KV_DTYPES[numbers.below(6)], lens }
     }
 
     fn rope(&self) -> Option<Rope> {

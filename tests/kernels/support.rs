@@ -7,10 +7,11 @@ pub const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
 pub const INT8: KvDType = KvDType::Codes(CodeType::Int8);
 pub const FP8: KvDType = KvDType::Codes(CodeType::Fp8);
+pub const INT4: KvDType = KvDType::Codes(CodeType::Int4);
 
 /// The types of a KV cache.
-pub const KV_DTYPES: [KvDType; 5] =
-    [KvDType::Plain(DType::F32), KvDType::Plain(DType::F16), KvDType::Plain(DType::BF16), INT8, FP8];
+pub const KV_DTYPES: [KvDType; 6] =
+    [KvDType::Plain(DType::F32), KvDType::Plain(DType::F16), KvDType::Plain(DType::BF16), INT8, FP8, INT4];
 
 /// The instruction sets of this machine, or the one that `KERNEL_ISA` names.
 pub fn isas() -> impl Iterator<Item = Isa> {
@@ -78,10 +79,23 @@ pub fn round(x: f32, dtype: DType) -> f32 {
 pub fn round_vector(vector: &[f32], dtype: KvDType) -> Vec<f64> {
     let codes = match dtype {
         KvDType::Plain(dtype) => return vector.iter().map(|x| f64::from(round(*x, dtype))).collect(),
+        KvDType::Codes(CodeType::Int4) => {
+            let rotated = round_to_codes(&rotated(vector), CodeType::Int4);
+            return rotated_by_definition(&rotated);
+        }
         KvDType::Codes(codes) => codes,
     };
+    round_to_codes(vector, codes)
+}
+
+fn round_to_codes(vector: &[f32], codes: CodeType) -> Vec<f64> {
     let largest = vector.iter().fold(0f32, |largest, x| largest.max(x.abs()));
-    let exact = largest / if codes == CodeType::Int8 { 127.0 } else { 448.0 };
+    let exact = largest
+        / match codes {
+            CodeType::Int8 => 127.0,
+            CodeType::Fp8 => 448.0,
+            CodeType::Int4 => 15.0,
+        };
     let mut scale = half::bf16::from_f32(exact);
     if scale.to_f32() < exact {
         scale = half::bf16::from_bits(scale.to_bits() + 1);
@@ -93,8 +107,35 @@ pub fn round_vector(vector: &[f32], dtype: KvDType) -> Vec<f64> {
     let quotient = |x: &f32| match codes {
         CodeType::Int8 => f64::from((x / scale).round_ties_even()),
         CodeType::Fp8 => nearest_e4m3(f64::from(x / scale)),
+        // The nearest odd number.
+        CodeType::Int4 => f64::from(((x / scale + 15.0) / 2.0).round_ties_even() * 2.0 - 15.0),
     };
     vector.iter().map(|x| quotient(x) * f64::from(scale)).collect()
+}
+
+/// The largest power of two that divides the size of a head: the size of a block of its rotation.
+fn rotated_block(head_dim: usize) -> usize {
+    head_dim & head_dim.wrapping_neg()
+}
+
+/// A head rotated by Hadamard matrices, with the rounding of the backend: sums and differences of elements that are
+/// 1, 2, 4, … apart, in this order.
+fn rotated(vector: &[f32]) -> Vec<f32> {
+    let len = rotated_block(vector.len());
+    let mut from: Vec<f32> = vector.iter().map(|x| x * (1.0 / (len as f32).sqrt())).collect();
+    for apart in (0..len.trailing_zeros()).map(|bit| 1 << bit) {
+        let sums = |i: usize| if i & apart == 0 { from[i] + from[i ^ apart] } else { from[i ^ apart] - from[i] };
+        from = (0..vector.len()).map(sums).collect();
+    }
+    from
+}
+
+/// The product with a Hadamard matrix: row `i` and column `j` have the sign of the parity of `i & j`.
+fn rotated_by_definition(vector: &[f64]) -> Vec<f64> {
+    let len = rotated_block(vector.len());
+    let element = |i: usize, j: usize| if (i & j).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
+    let row = |i: usize| -> f64 { (0..len).map(|j| element(i % len, j) * vector[i / len * len + j]).sum() };
+    (0..vector.len()).map(|i| row(i) / (len as f64).sqrt()).collect()
 }
 
 /// Four bits of mantissa, the first of which is not stored, for magnitudes from 2^-6 to 448. Below that the steps stay.

@@ -43,8 +43,8 @@ pub(super) trait Simd: Copy {
     const QUANT_ROWS: usize;
     /// Whether [`Simd::dot_signed`] takes weights that are 128 larger than they should be.
     const ADDS_128: bool;
-    /// Whether attention over integer codes is faster with products of bytes than with those of float32.
-    const BYTE_DOTS: bool;
+    /// Whether attention over integer codes is faster with [`Simd::dot_shorts`] than with products of float32.
+    const SHORT_DOTS: bool;
 
     fn splat(self, x: f32) -> Self::V;
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
@@ -126,10 +126,15 @@ pub(super) trait Simd: Copy {
     fn prepare_signed(self, w: Self::Bytes) -> Self::Bytes;
     /// As [`Simd::dot_bytes`] for prepared bytes `w` from -128 to 127, or from 0 to 255 with [`Simd::ADDS_128`].
     fn dot_signed(self, acc: Self::Ints, w: Self::Bytes, x: u32) -> Self::Ints;
-    /// For each lane `acc + Σ w · x` over its four bytes: `w` from -127 to 127, the bytes of `x` from 0 to 127.
+    /// The bytes of each lane, with a sign, as integers of 16 bits: the first two of each lane, and the last two.
     #[inline(always)]
-    fn dot_codes(self, acc: Self::Ints, w: Self::Bytes, x: u32) -> Self::Ints {
-        self.dot_signed(acc, w, x)
+    fn widen_bytes(self, four: Self::Ints) -> [Self::Ints; 2] {
+        let [first, second] = [self.move_signed(four, 24, 24), self.move_signed(four, 16, 24)];
+        let [third, fourth] = [self.move_signed(four, 8, 24), self.move_signed(four, 0, 24)];
+        [
+            self.or_shifted(self.int_bits(first, 0, 0xffff), second, 16),
+            self.or_shifted(self.int_bits(third, 0, 0xffff), fourth, 16),
+        ]
     }
 
     /// # Safety

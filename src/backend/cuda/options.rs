@@ -39,6 +39,12 @@ pub fn check_layout(kv: &KvLayout) -> Result<(), StartError> {
              use --device cpu"
         )));
     }
+    if dtype == KvDType::Codes(CodeType::Int4) {
+        return Err(StartError::new(
+            "cache.dtype = int4: so far only the CPU backend has a KV cache of 4 bits; use cache.dtype = auto, int8 or \
+             fp8, or --device cpu",
+        ));
+    }
     if matches!(dtype, KvDType::Codes(_)) && !block_size.is_multiple_of(SCALES_AT_ONCE) {
         return Err(StartError::new(format!(
             "cache.block_size = {block_size}: on a GPU it has to be a multiple of {SCALES_AT_ONCE} with cache.dtype = \
@@ -64,6 +70,7 @@ pub(super) fn scalar_defines(options: &CudaOptions) -> Vec<(&'static str, String
         KvDType::Plain(_) => None,
         KvDType::Codes(CodeType::Int8) => Some("Int8"),
         KvDType::Codes(CodeType::Fp8) => Some("Fp8"),
+        KvDType::Codes(CodeType::Int4) => unreachable!("`check_layout` refuses int4"),
     };
     let mut defines = vec![
         ("DTYPE", scalar_type(*dtype).to_string()),

@@ -49,6 +49,7 @@ pub(super) fn kv_layout(options: &LoadOptions, spec: &ModelSpec, dtype: DType) -
         CacheDtype::Auto => KvDType::Plain(dtype),
         CacheDtype::Int8 => KvDType::Codes(CodeType::Int8),
         CacheDtype::Fp8 => KvDType::Codes(CodeType::Fp8),
+        CacheDtype::Int4 => KvDType::Codes(CodeType::Int4),
     };
     spec.kv_layout(options.block_size, dtype)
 }

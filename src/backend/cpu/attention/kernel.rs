@@ -3,11 +3,12 @@
 // Indices name registers here. The loops over them are unrolled, and iterators would hide which register is which.
 #![allow(clippy::needless_range_loop)]
 
-mod bytes;
 mod codes;
 mod elements;
+mod shorts;
 
 use super::super::isa::Isa;
+use super::super::rotation::rotate;
 use super::super::simd::{LANES, Simd, SimdKernel};
 use super::codes_scratch::CodesScratch;
 use super::groups::{self, GROUP};
@@ -15,7 +16,7 @@ use super::groups::{self, GROUP};
 use super::tiles;
 use super::unit::{AttentionCall, AttentionUnit, PARTITION, TILE, UnitPart};
 use crate::{CodeType, DType, KvDType};
-use elements::{CacheBf16, CacheElement, CacheF16, CacheF32, Code, Fp8Code, Int8Code};
+use elements::{CacheBf16, CacheElement, CacheF16, CacheF32, Fp8Code, Int4Code, Int8Code};
 
 /// [`max_queries`] in float32.
 const MAX_QUERIES: usize = 64;
@@ -156,12 +157,7 @@ unsafe fn run(isa: Isa, call: &AttentionCall<'_>, units: &[AttentionUnit], scrat
             KvDType::Plain(DType::F32) => isa.run(UnitKernel { call, unit, scratch, part, element: CacheF32 }),
             KvDType::Plain(DType::F16) => isa.run(UnitKernel { call, unit, scratch, part, element: CacheF16 }),
             KvDType::Plain(DType::BF16) => isa.run(UnitKernel { call, unit, scratch, part, element: CacheBf16 }),
-            KvDType::Codes(CodeType::Int8) => {
-                isa.run(UnitKernel { call, unit, scratch, part, element: CacheCodes(Int8Code) });
-            }
-            KvDType::Codes(CodeType::Fp8) => {
-                isa.run(UnitKernel { call, unit, scratch, part, element: CacheCodes(Fp8Code) });
-            }
+            KvDType::Codes(codes) => isa.run(UnitKernel { call, unit, scratch, part, element: CacheCodes(codes) }),
         }
     }
 }
@@ -215,14 +211,16 @@ impl<E: CacheElement> CacheType for E {
 
 /// A KV cache of codes with scales.
 #[derive(Clone, Copy)]
-struct CacheCodes<C>(C);
+struct CacheCodes(CodeType);
 
-impl<C: Code> CacheType for CacheCodes<C> {
+impl CacheType for CacheCodes {
     #[inline(always)]
     unsafe fn begin<S: Simd>(self, simd: S, kernel: &UnitKernel<'_, Self>) {
-        if S::BYTE_DOTS && C::IS_INTEGER {
-            // SAFETY: the caller's promise.
-            unsafe { kernel.encode_queries(simd) };
+        // SAFETY (both): the caller's promise.
+        match self.0 {
+            CodeType::Int8 if S::SHORT_DOTS => unsafe { kernel.encode_queries::<S, Int8Code>(simd) },
+            CodeType::Int4 => unsafe { kernel.encode_queries::<S, Int4Code>(simd) },
+            CodeType::Int8 | CodeType::Fp8 => {}
         }
     }
 
@@ -232,25 +230,16 @@ impl<C: Code> CacheType for CacheCodes<C> {
         simd: S,
         kernel: &UnitKernel<'_, Self>,
         tile: usize,
-        (from, to): (usize, usize),
+        positions: (usize, usize),
         state: SoftmaxState,
     ) {
-        // SAFETY: the caller's promise.
+        // SAFETY (all): the caller's promise.
         unsafe {
-            let codes = kernel.find(tile, from, to);
-            let ahead = kernel.find_ahead(tile, to, codes);
-            if S::BYTE_DOTS && C::IS_INTEGER {
-                kernel.byte_scores(simd, &codes, &ahead);
-                kernel.softmax(simd, tile, state);
-                kernel.encode_weights(simd, &codes, tile);
-                kernel.accumulate_bytes(simd, &codes, &ahead, tile, state);
-            } else {
-                kernel.widen(simd, &codes, &ahead);
-                kernel.scores(simd);
-                kernel.scale(simd, codes.map(|group| group.key_scales));
-                kernel.softmax(simd, tile, state);
-                kernel.scale(simd, codes.map(|group| group.value_scales));
-                kernel.accumulate(simd, tile, state);
+            match self.0 {
+                CodeType::Int8 if S::SHORT_DOTS => kernel.short_tile::<S, Int8Code>(simd, tile, positions, state),
+                CodeType::Int8 => kernel.byte_tile::<S, Int8Code>(simd, tile, positions, state),
+                CodeType::Fp8 => kernel.byte_tile::<S, Fp8Code>(simd, tile, positions, state),
+                CodeType::Int4 => kernel.short_tile::<S, Int4Code>(simd, tile, positions, state),
             }
         }
     }
@@ -651,6 +640,9 @@ impl<E: CacheType> UnitKernel<'_, E> {
                 for d in (0..shape.head_dim).step_by(LANES) {
                     let value = simd.div(simd.load(total.acc.add(i * dim + d)), sum);
                     simd.store_first(out.add(d), value, LANES.min(shape.head_dim - d));
+                }
+                if self.call.is_rotated() {
+                    rotate(std::slice::from_raw_parts_mut(out, shape.head_dim));
                 }
             }
         }

@@ -22,6 +22,7 @@ pub(super) use layout::write_row;
 
 use super::super::isa::Isa;
 use super::super::kv_codes;
+use super::super::rotation::rotate;
 use super::super::simd::LANES;
 use super::unit::{AttentionCall, AttentionUnit, PARTITION, UnitPart};
 use crate::{CodeType, DType, KvDType};
@@ -33,7 +34,7 @@ use queries::VectorProducts;
 use std::arch::x86_64::*;
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
-use vector::{exp2, factor, max_of_each, rough_exp2};
+use vector::{exp2, factor, lanes, max_of_each, rough_exp2};
 
 /// The most queries of a unit. With more queries, K and V are read less often.
 pub(super) const MAX_QUERIES: usize = 128;
@@ -75,7 +76,7 @@ struct TileScratch {
     visible: *mut [u32; 2],
     /// `[queries]`, with codes.
     query_scales: *mut QueryScale,
-    /// `[2][16 queries]`, with codes: the factors on the sums of two items.
+    /// `[2][16 queries]`, with codes: the factors on the weighted sums of two items.
     weight_scales: *mut f32,
     partition: *mut f32,
     total: *mut f32,
@@ -88,6 +89,10 @@ pub(super) fn can_run(isa: Isa, call: &AttentionCall<'_>) -> bool {
         // Products of bytes come with those of bfloat16.
         KvDType::Codes(CodeType::Int8) => {
             isa.has_dot_products_for(DType::BF16) && call.shape.head_dim.is_multiple_of(LANES)
+        }
+        // The low and the high bits of a V's bytes are whole vectors of dimensions.
+        KvDType::Codes(CodeType::Int4) => {
+            isa.has_dot_products_for(DType::BF16) && call.shape.head_dim.is_multiple_of(2 * LANES)
         }
         KvDType::Codes(CodeType::Fp8) => false,
     }
@@ -173,9 +178,12 @@ pub(super) unsafe fn run(
         let scratch = unsafe { TileScratch::at(scratch, call) };
         let (next, num_chunks) = (units.get(i + 1), num_chunks(call));
         let work = TiledUnit { call, unit, next, scratch, num_queries, num_blocks, num_chunks };
-        // SAFETY (both): the caller's promise.
+        // SAFETY (all): the caller's promise.
         if has_codes(call) {
-            unsafe { work.run::<VectorProducts<CodeProducts>>(part) };
+            match call.is_rotated() {
+                true => unsafe { work.run::<VectorProducts<CodeProducts<2>>>(part) },
+                false => unsafe { work.run::<VectorProducts<CodeProducts<1>>>(part) },
+            }
             continue;
         }
         if isa != Isa::Amx {
@@ -499,19 +507,37 @@ impl TiledUnit<'_> {
             }
             let at = state.max.add(queries.start);
             let old_max = _mm512_loadu_ps(at);
-            let new_max = _mm512_max_ps(_mm512_mul_ps(max_of_each(&max), _mm512_set1_ps(scale)), old_max);
+            let tile_max = _mm512_mul_ps(max_of_each(&max), _mm512_set1_ps(scale));
+            let new_max = _mm512_max_ps(tile_max, old_max);
             _mm512_storeu_ps(at, new_max);
             _mm512_storeu_ps(self.factors_of(item), factor(old_max, new_max));
+            if has_codes(self.call) {
+                let scales = self.value_scales(item, &positions.groups);
+                _mm512_storeu_ps(self.weight_scales_of(item), factor(tile_max, new_max));
+                let tile_max = lanes(tile_max);
+                for query in queries {
+                    between();
+                    let sum = self.code_weights(query, item, &scales, scale, tile_max[query % LANES]);
+                    self.add_to_sum(query, item, sum, state);
+                }
+                return;
+            }
             for query in queries {
                 between();
-                let sum = match has_codes(self.call) {
-                    true => self.code_weights(query, item, &positions.groups, scale, state),
-                    false => self.weights(query, item, scale, state),
-                };
-                let factor = _mm512_set1_ps(*self.factors_of(item).add(query % LANES));
-                let at = state.sum.add(query * LANES);
-                _mm512_store_ps(at, _mm512_fmadd_ps(_mm512_load_ps(at), factor, sum));
+                let sum = self.weights(query, item, scale, state);
+                self.add_to_sum(query, item, sum, state);
             }
+        }
+    }
+
+    /// Adds the sum of an item's weights to that of the items before it.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn add_to_sum(&self, query: usize, item: &TileItem, sum: __m512, state: TiledSoftmaxState) {
+        unsafe {
+            let factor = _mm512_set1_ps(*self.factors_of(item).add(query % LANES));
+            let at = state.sum.add(query * LANES);
+            _mm512_store_ps(at, _mm512_fmadd_ps(_mm512_load_ps(at), factor, sum));
         }
     }
 
@@ -646,6 +672,9 @@ impl TiledUnit<'_> {
                     // Masked positions may change the sign of a zero. This turns -0 into 0.
                     let mean = _mm512_add_ps(mean, _mm512_setzero_ps());
                     _mm512_mask_storeu_ps(out.add(i), first_lanes(shape.head_dim - i) as u16, mean);
+                }
+                if self.call.is_rotated() {
+                    rotate(std::slice::from_raw_parts_mut(out, shape.head_dim));
                 }
             }
         }

@@ -2,7 +2,7 @@
 
 use super::super::memory::{CpuKvPools, Shared};
 use super::super::simd::LANES;
-use crate::{AttentionShape, Batch, BatchSeq};
+use crate::{AttentionShape, Batch, BatchSeq, CodeType, KvDType};
 
 /// Positions per step of the online softmax.
 pub(super) const TILE: usize = 2 * LANES;
@@ -54,6 +54,11 @@ pub(in super::super) struct AttentionCall<'a> {
 impl AttentionCall<'_> {
     pub(super) fn group(&self) -> usize {
         self.shape.num_heads / self.shape.num_kv_heads
+    }
+
+    /// Whether K and V in the cache are rotated (see [`rotation`](crate::cpu::rotation)).
+    pub(super) fn is_rotated(&self) -> bool {
+        self.kv.layout.dtype == KvDType::Codes(CodeType::Int4)
     }
 
     /// Head size, rounded up to whole vectors.

@@ -107,7 +107,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     const ROW_PANELS: usize = 2;
     const QUANT_ROWS: usize = 4;
     const ADDS_128: bool = VNNI;
-    const BYTE_DOTS: bool = true;
+    const SHORT_DOTS: bool = true;
 
     #[inline(always)]
     fn splat(self, x: f32) -> Two {
@@ -304,7 +304,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         halves!(i => _mm256_shuffle_epi8(table[i], index[i]))
     }
     // AVX2's instruction adds pairs of products in 16 bits, and saturates. Neither these factors nor those of
-    // `dot_signed` and `dot_codes` are large enough for that.
+    // `dot_signed` are large enough for that.
     #[inline(always)]
     fn dot_bytes(self, acc: [__m256i; 2], w: [__m256i; 2], x: u32) -> [__m256i; 2] {
         let x = unsafe { _mm256_set1_epi32(x as i32) };
@@ -333,15 +333,15 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         })
     }
     #[inline(always)]
-    fn dot_codes(self, acc: [__m256i; 2], w: [__m256i; 2], x: u32) -> [__m256i; 2] {
-        let x = unsafe { _mm256_set1_epi32(x as i32) };
-        if VNNI {
-            return halves!(i => _mm256_dpbusd_avx_epi32(acc[i], x, w[i]));
-        }
-        halves!(i => {
-            let pairs = _mm256_maddubs_epi16(x, w[i]);
-            _mm256_add_epi32(acc[i], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
-        })
+    fn widen_bytes(self, four: [__m256i; 2]) -> [[__m256i; 2]; 2] {
+        // Each byte goes to the upper half of its place, and a shift brings it down with its sign.
+        let first = unsafe { _mm_setr_epi8(-1, 0, -1, 1, -1, 4, -1, 5, -1, 8, -1, 9, -1, 12, -1, 13) };
+        let last = unsafe { _mm_setr_epi8(-1, 2, -1, 3, -1, 6, -1, 7, -1, 10, -1, 11, -1, 14, -1, 15) };
+        let places = [first, last].map(|places| unsafe { _mm256_broadcastsi128_si256(places) });
+        [
+            halves!(i => _mm256_srai_epi16::<8>(_mm256_shuffle_epi8(four[i], places[0]))),
+            halves!(i => _mm256_srai_epi16::<8>(_mm256_shuffle_epi8(four[i], places[1]))),
+        ]
     }
     #[inline(always)]
     unsafe fn store_ints(self, to: *mut i32, a: [__m256i; 2]) {

@@ -27,7 +27,7 @@ impl Simd for Avx512 {
     const ROW_PANELS: usize = 4;
     const QUANT_ROWS: usize = 8;
     const ADDS_128: bool = true;
-    const BYTE_DOTS: bool = true;
+    const SHORT_DOTS: bool = true;
 
     #[inline(always)]
     fn splat(self, x: f32) -> __m512 {
@@ -210,10 +210,6 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn dot_signed(self, acc: __m512i, w: __m512i, x: u32) -> __m512i {
         self.dot_bytes(acc, w, x)
-    }
-    #[inline(always)]
-    fn dot_codes(self, acc: __m512i, w: __m512i, x: u32) -> __m512i {
-        unsafe { _mm512_dpbusd_epi32(acc, _mm512_set1_epi32(x as i32), w) }
     }
     #[inline(always)]
     unsafe fn store_ints(self, to: *mut i32, a: __m512i) {

@@ -124,7 +124,7 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     const ROW_PANELS: usize = 4;
     const QUANT_ROWS: usize = 4;
     const ADDS_128: bool = false;
-    const BYTE_DOTS: bool = false;
+    const SHORT_DOTS: bool = false;
 
     #[inline(always)]
     fn splat(self, x: f32) -> Four {

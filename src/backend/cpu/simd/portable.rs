@@ -37,7 +37,7 @@ impl Simd for Portable {
     const ROW_PANELS: usize = 1;
     const QUANT_ROWS: usize = 2;
     const ADDS_128: bool = false;
-    const BYTE_DOTS: bool = false;
+    const SHORT_DOTS: bool = false;
 
     #[inline(always)]
     fn splat(self, x: f32) -> Self::V {

@@ -1,17 +1,38 @@
-//! K and V of a tile from a KV cache of codes, and the attention over them in float32.
+//! K and V of a tile from a KV cache of codes, and the attention over codes of one byte in float32.
 
 use super::super::super::kv_codes;
 use super::super::super::simd::{LANES, Simd};
 use super::super::code_groups::{self, GatheredGroup, GroupCodes};
 use super::super::unit::TILE;
-use super::elements::Code;
-use super::{CacheCodes, UnitKernel};
+use super::elements::ByteCode;
+use super::{CacheType, SoftmaxState, UnitKernel};
 
 /// The groups of a tile.
 pub(super) type TileCodes = [GroupCodes; TILE / LANES];
 
 // SAFETY (all blocks in this impl): as in `super`. What the scratch memory has is said in `CodesScratch`.
-impl<K: Code> UnitKernel<'_, CacheCodes<K>> {
+impl<E: CacheType> UnitKernel<'_, E> {
+    /// Adds positions `from..to` of a tile to the state.
+    #[inline(always)]
+    pub(super) unsafe fn byte_tile<S: Simd, C: ByteCode>(
+        &self,
+        simd: S,
+        tile: usize,
+        (from, to): (usize, usize),
+        state: SoftmaxState,
+    ) {
+        unsafe {
+            let codes = self.find(tile, from, to);
+            let ahead = self.find_ahead(tile, to, codes);
+            self.widen::<S, C>(simd, &codes, &ahead);
+            self.scores(simd);
+            self.scale(simd, codes.map(|group| group.key_scales));
+            self.softmax(simd, tile, state);
+            self.scale(simd, codes.map(|group| group.value_scales));
+            self.accumulate(simd, tile, state);
+        }
+    }
+
     /// Finds K and V of positions `from..to` in a tile. The tile's other positions have codes and scales of any bits.
     #[inline(always)]
     pub(super) unsafe fn find(&self, tile: usize, from: usize, to: usize) -> TileCodes {
@@ -22,7 +43,7 @@ impl<K: Code> UnitKernel<'_, CacheCodes<K>> {
         let group = |index: usize| {
             let first = start + index * LANES;
             let seen = from.max(first)..to.min(first + LANES);
-            let codes = scratch.codes.groups.wrapping_add(2 * index * LANES * call.shape.head_dim);
+            let codes = scratch.codes.groups.wrapping_add(2 * index * LANES * code_groups::code_bytes(call));
             let gathered = GatheredGroup { codes, scales: scratch.codes.scales.wrapping_add(2 * index * LANES) };
             unsafe { code_groups::find(call, unit, first, seen, gathered) }
         };
@@ -42,7 +63,7 @@ impl<K: Code> UnitKernel<'_, CacheCodes<K>> {
 
     /// Reads the codes of a tile as float32, without their scales, and prefetches those of `ahead`.
     #[inline(always)]
-    pub(super) unsafe fn widen<S: Simd>(&self, simd: S, codes: &TileCodes, ahead: &TileCodes) {
+    unsafe fn widen<S: Simd, C: ByteCode>(&self, simd: S, codes: &TileCodes, ahead: &TileCodes) {
         let (head_dim, dim) = (self.call.shape.head_dim, self.call.padded_dim());
         unsafe {
             for (half, (group, ahead)) in codes.iter().zip(ahead).enumerate() {
@@ -51,7 +72,7 @@ impl<K: Code> UnitKernel<'_, CacheCodes<K>> {
                     simd.prefetch(ahead.keys.wrapping_add(d * LANES));
                     for i in 0..4 {
                         let to = self.scratch.keys.add((d + i) * TILE + half * LANES);
-                        simd.store(to, K::widen(simd, four, i as u32));
+                        simd.store(to, C::widen(simd, four, i as u32));
                     }
                 }
                 for slot in (0..LANES).step_by(4) {
@@ -61,7 +82,7 @@ impl<K: Code> UnitKernel<'_, CacheCodes<K>> {
                         simd.prefetch(ahead.values.wrapping_add(at));
                         for i in 0..4 {
                             let to = self.scratch.values.add((half * LANES + slot + i) * dim + d);
-                            simd.store(to, K::widen(simd, four, i as u32));
+                            simd.store(to, C::widen(simd, four, i as u32));
                         }
                     }
                 }
@@ -71,7 +92,7 @@ impl<K: Code> UnitKernel<'_, CacheCodes<K>> {
 
     /// Multiplies the numbers of the tile's positions, of all queries, by the scales of K or of V.
     #[inline(always)]
-    pub(super) unsafe fn scale<S: Simd>(&self, simd: S, scales: [*const u16; TILE / LANES]) {
+    unsafe fn scale<S: Simd>(&self, simd: S, scales: [*const u16; TILE / LANES]) {
         unsafe {
             let scales = [simd.load_bf16(scales[0]), simd.load_bf16(scales[1])];
             for i in 0..self.num_queries() {

@@ -1,33 +1,59 @@
 //! How the KV cache's elements and codes become float32.
 
+use crate::cpu::kv_codes::LARGEST_NIBBLE;
 use crate::cpu::simd::Simd;
 
-/// A type of codes.
-pub(super) trait Code: Copy {
-    const IS_INTEGER: bool;
+/// A type of codes of one byte.
+pub(super) trait ByteCode {
     /// The codes in byte `index` of each lane, as float32.
     fn widen<S: Simd>(simd: S, four: S::Ints, index: u32) -> S::V;
 }
 
-#[derive(Clone, Copy)]
+/// A type of codes that are integers.
+pub(super) trait IntegerCode {
+    /// Codes in a byte. The parts of four bytes are used like four codes each.
+    const PER_BYTE: usize;
+    /// What part `part` of each byte is larger than its code.
+    const OFFSET: i32;
+    /// Part `part` of each byte, as a byte with a sign.
+    fn part<S: Simd>(simd: S, bytes: S::Ints, part: usize) -> S::Ints;
+}
+
 pub(super) struct Int8Code;
-impl Code for Int8Code {
-    const IS_INTEGER: bool = true;
+impl ByteCode for Int8Code {
     #[inline(always)]
     fn widen<S: Simd>(simd: S, four: S::Ints, index: u32) -> S::V {
         simd.to_floats(simd.move_signed(four, 24 - 8 * index, 24))
     }
 }
+impl IntegerCode for Int8Code {
+    const PER_BYTE: usize = 1;
+    const OFFSET: i32 = 0;
+    #[inline(always)]
+    fn part<S: Simd>(_: S, bytes: S::Ints, _: usize) -> S::Ints {
+        bytes
+    }
+}
 
-#[derive(Clone, Copy)]
 pub(super) struct Fp8Code;
-impl Code for Fp8Code {
-    const IS_INTEGER: bool = false;
+impl ByteCode for Fp8Code {
     #[inline(always)]
     fn widen<S: Simd>(simd: S, four: S::Ints, index: u32) -> S::V {
         // The sign, exponent and mantissa go to their places in a float32, whose exponents count from 127 and not 7.
         let bits = simd.int_bits(simd.move_signed(four, 24 - 8 * index, 4), 0, 0x87f0_0000);
         simd.mul(simd.as_floats(bits), simd.splat(f32::from_bits((127 + 127 - 7) << 23)))
+    }
+}
+
+pub(super) struct Int4Code;
+impl IntegerCode for Int4Code {
+    const PER_BYTE: usize = 2;
+    const OFFSET: i32 = LARGEST_NIBBLE;
+    #[inline(always)]
+    fn part<S: Simd>(simd: S, bytes: S::Ints, part: usize) -> S::Ints {
+        // Twice the 4 bits.
+        const MASK: u32 = 0x1e1e_1e1e;
+        if part == 0 { simd.int_bits(simd.move_signed(bytes, 1, 0), 0, MASK) } else { simd.int_bits(bytes, 3, MASK) }
     }
 }
 

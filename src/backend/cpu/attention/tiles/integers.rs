@@ -1,20 +1,23 @@
 //! The integers that the codes of a KV cache are multiplied with.
 //!
 //! A query is a scale times integers of two digits, `254 · high + low` with digits from -127 to 127. The weights of a
-//! query in a tile, times V's scales, are a scale times `256 · high + low` with digits from 0 to 255. So the largest
-//! element of a query keeps 15 bits and a sign, and the largest weight of a tile 16 bits. (`kernel::bytes` does the
-//! same on other instruction sets, with smaller digits.)
+//! query in a tile, relative to the largest of them and times V's scales, are a scale times `256 · high + low` with
+//! digits from 0 to 255. So the largest element of a query keeps 15 bits and a sign, and the largest weight of a tile
+//! 16 bits if its V has the largest scale. (`kernel::shorts` does the same on other instruction sets, with integers of
+//! 15 bits.)
 //!
 //! A query's digits are `[high, low][dimensions]`. The digits of its weights are
 //! `[high, low][2 batches of groups][4][4 groups][4 positions]`: the order in which four vectors are packed into one.
 
-use super::codes::{LARGEST_WEIGHT, WEIGHT_BITS, load_scales};
-use super::geometry::{GROUP, TILE};
+use super::codes::{LARGEST_WEIGHT, WEIGHT_BITS, key_offset, load_scales};
+use super::geometry::{GROUP, GROUPS, TILE};
 use super::products::{GROUPS_AT_ONCE, QueryScale};
 use super::queries::prefetch;
 use super::vector::rough_exp2;
-use super::{GroupAddresses, PAIR, TileItem, TiledSoftmaxState, TiledUnit};
+use super::{GroupAddresses, PAIR, TileItem, TiledUnit};
 use crate::cpu::attention::code_groups::{self, GatheredGroup, GroupCodes, LARGEST_QUERY, QUERY_BASE, SMALLEST};
+use crate::cpu::memory::MAX_HEAD_DIM;
+use crate::cpu::rotation::rotate;
 use crate::cpu::simd::LANES;
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -24,11 +27,20 @@ impl TiledUnit<'_> {
     /// Turns the queries into integers.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
     pub(super) unsafe fn encode_queries(&self) {
+        let head_dim = self.call.shape.head_dim;
+        let is_rotated = self.call.is_rotated();
+        let offset = key_offset(if is_rotated { 2 } else { 1 });
+        let mut rotated = [0.0; MAX_HEAD_DIM];
         for query in 0..self.num_queries {
             unsafe {
                 let digits = self.scratch.queries.cast::<u8>().add(2 * query * self.dim());
-                *self.scratch.query_scales.add(query) =
-                    encode_query(self.query(query), self.call.shape.head_dim, digits, self.dim());
+                let mut from = self.query(query);
+                if is_rotated {
+                    rotated[..head_dim].copy_from_slice(std::slice::from_raw_parts(from, head_dim));
+                    rotate(&mut rotated[..head_dim]);
+                    from = rotated.as_ptr();
+                }
+                *self.scratch.query_scales.add(query) = encode_query(from, head_dim, offset, digits, self.dim());
             }
         }
     }
@@ -46,55 +58,74 @@ impl TiledUnit<'_> {
         group
     }
 
-    /// Computes a query's weights, times V's scales as integers, and returns the sum of the weights. It overwrites the
-    /// scores.
+    /// V's scales of an item.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq")]
+    pub(super) unsafe fn value_scales(&self, item: &TileItem, groups: &GroupAddresses) -> ValueScales {
+        let mut bits = [_mm512_setzero_si512(); GROUPS];
+        let seen = 2 * item.pairs().start..2 * item.pairs().end;
+        for (bits, at) in bits[seen.clone()].iter_mut().zip(&groups.value_scales[seen]) {
+            *bits = _mm512_castps_si512(unsafe { load_scales(*at) });
+        }
+        let is_whole = item.pairs().all(|pair| item.is_whole(pair));
+        ValueScales { bits, of_all: is_whole.then(|| WeightScale::new(&bits)) }
+    }
+
+    /// Computes a query's weights relative to the largest of the tile, as integers, times V's scales. Multiplies the
+    /// query's factor on the weighted sum by the scale of these integers. Returns the sum of the weights times the
+    /// factor.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq")]
     pub(super) unsafe fn code_weights(
         &self,
         query: usize,
         item: &TileItem,
-        groups: &GroupAddresses,
+        scales: &ValueScales,
         scale: f32,
-        state: TiledSoftmaxState,
+        tile_max: f32,
     ) -> __m512 {
         let row = query % LANES * TILE;
         unsafe {
             let (scores, weights) = (self.scores_of(item).add(row), self.weights_of(item).add(row).cast::<u8>());
-            let (scale, max) = (_mm512_set1_ps(scale), _mm512_set1_ps(*state.max.add(query)));
-            let (mut sum, mut largest, mut nan) = (_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps());
-            for pair in item.pairs() {
-                let mask = if item.is_whole(pair) { !0 } else { self.mask(query, item, pair) };
-                for half in 0..2 {
-                    let (at, mask) = (scores.add(pair * PAIR + half * GROUP), (mask >> (half * GROUP)) as u16);
-                    let weight = rough_exp2(_mm512_fmsub_ps(_mm512_load_ps(at), scale, max));
-                    sum = _mm512_mask_add_ps(sum, mask, sum, weight);
-                    let scales = load_scales(groups.value_scales[2 * pair + half]);
-                    let weight = _mm512_maskz_mul_ps(mask, weight, scales);
-                    // `max` returns its second operand if the first one is not a number.
-                    largest = _mm512_max_ps(weight, largest);
-                    nan = _mm512_fmadd_ps(weight, _mm512_setzero_ps(), nan);
-                    _mm512_store_ps(at, weight);
+            let of_query = scales.of_all.unwrap_or_else(|| {
+                let mut seen = scales.bits;
+                for pair in item.pairs() {
+                    let mask = self.mask(query, item, pair);
+                    seen[2 * pair] = _mm512_maskz_mov_epi32(mask as u16, seen[2 * pair]);
+                    seen[2 * pair + 1] = _mm512_maskz_mov_epi32((mask >> 16) as u16, seen[2 * pair + 1]);
                 }
-            }
-            let largest = _mm512_reduce_max_ps(largest);
-            let has_codes = largest >= SMALLEST;
-            *self.weight_scales_of(item).add(query % LANES) = match _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(nan, nan) {
-                0 if has_codes => largest / LARGEST_WEIGHT,
-                0 => 0.0,
-                // The V of a visible position is not finite.
-                _ => f32::NAN,
-            };
-            let inverse = _mm512_set1_ps(if has_codes { LARGEST_WEIGHT / largest } else { 0.0 });
+                WeightScale::new(&seen)
+            });
+            let inverse = _mm512_set1_ps(of_query.inverse);
+            let (scale, max) = (_mm512_set1_ps(scale), _mm512_set1_ps(tile_max));
+            let mut sum = _mm512_setzero_ps();
             for batch in item.groups.start / GROUPS_AT_ONCE..item.groups.end.div_ceil(GROUPS_AT_ONCE) {
-                let at = scores.add(batch * GROUPS_AT_ONCE * GROUP);
                 let mut words = [_mm512_setzero_si512(); GROUPS_AT_ONCE / 2];
                 for (i, words) in words.iter_mut().enumerate() {
-                    let weights = at.add(i * PAIR);
-                    *words = _mm512_packus_epi32(
-                        _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_load_ps(weights), inverse)),
-                        _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_load_ps(weights.add(GROUP)), inverse)),
-                    );
+                    let pair = batch * GROUPS_AT_ONCE / 2 + i;
+                    if !item.pairs().contains(&pair) {
+                        continue;
+                    }
+                    let at = scores.add(pair * PAIR);
+                    let mut low = rough_exp2(_mm512_fmsub_ps(_mm512_load_ps(at), scale, max));
+                    let mut high = rough_exp2(_mm512_fmsub_ps(_mm512_load_ps(at.add(GROUP)), scale, max));
+                    let of_low = _mm512_mul_ps(_mm512_castsi512_ps(scales.bits[2 * pair]), inverse);
+                    let of_high = _mm512_mul_ps(_mm512_castsi512_ps(scales.bits[2 * pair + 1]), inverse);
+                    let mut codes = [
+                        _mm512_cvtps_epi32(_mm512_mul_ps(low, of_low)),
+                        _mm512_cvtps_epi32(_mm512_mul_ps(high, of_high)),
+                    ];
+                    if !item.is_whole(pair) {
+                        let mask = self.mask(query, item, pair);
+                        let masks = [mask as u16, (mask >> 16) as u16];
+                        low = _mm512_maskz_mov_ps(masks[0], low);
+                        high = _mm512_maskz_mov_ps(masks[1], high);
+                        codes =
+                            [_mm512_maskz_mov_epi32(masks[0], codes[0]), _mm512_maskz_mov_epi32(masks[1], codes[1])];
+                    }
+                    sum = _mm512_add_ps(sum, _mm512_add_ps(low, high));
+                    // A code that rounding has made too large becomes the largest one.
+                    *words = _mm512_packus_epi32(codes[0], codes[1]);
                 }
                 let high = _mm512_packus_epi16(
                     _mm512_srli_epi16::<WEIGHT_BITS>(words[0]),
@@ -106,18 +137,58 @@ impl TiledUnit<'_> {
                 _mm512_storeu_si512(to.cast(), high);
                 _mm512_storeu_si512(to.add(TILE).cast(), low);
             }
+            let factor = self.weight_scales_of(item).add(query % LANES);
+            let sum = _mm512_mul_ps(sum, _mm512_set1_ps(*factor));
+            *factor *= of_query.scale;
             sum
         }
     }
 }
 
-/// Turns a query into integers: the high digits at `digits`, the low ones at `digits + row_len`.
+/// V's scales of an item.
+pub(super) struct ValueScales {
+    /// The bits of float32. Scales are not negative.
+    bits: [__m512i; GROUPS],
+    /// The scale of the weights if all queries see all positions of the tile that any of them sees.
+    of_all: Option<WeightScale>,
+}
+
+/// The scale of a query's integer weights in a tile. It belongs to the largest possible weight, 1, times the largest
+/// scale of V at the positions that the query sees.
+#[derive(Clone, Copy)]
+struct WeightScale {
+    scale: f32,
+    inverse: f32,
+}
+
+impl WeightScale {
+    /// `bits` are the scales of V that the query sees, and zeros.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn new(bits: &[__m512i; GROUPS]) -> Self {
+        // As integers they have the same order, and NaN is above infinity.
+        let mut largest = bits[0];
+        for bits in &bits[1..] {
+            largest = _mm512_max_epu32(largest, *bits);
+        }
+        let largest = f32::from_bits(_mm512_reduce_max_epu32(largest));
+        match largest {
+            // The V of a position is not finite.
+            _ if largest.is_nan() => Self { scale: f32::NAN, inverse: 0.0 },
+            _ if largest >= SMALLEST => Self { scale: largest / LARGEST_WEIGHT, inverse: LARGEST_WEIGHT / largest },
+            _ => Self { scale: 0.0, inverse: 0.0 },
+        }
+    }
+}
+
+/// Turns a query into integers: the high digits at `digits`, the low ones at `digits + row_len`. The codes of K are
+/// multiplied with `offset` added to them.
 ///
 /// # Safety
 /// `query` is a whole head, of a multiple of 16 dimensions, and there is room for the digits.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn encode_query(query: *const f32, head_dim: usize, digits: *mut u8, row_len: usize) -> QueryScale {
+unsafe fn encode_query(query: *const f32, head_dim: usize, offset: i32, digits: *mut u8, row_len: usize) -> QueryScale {
     const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
     // SAFETY (both): the caller's promise.
     let load = |d: usize| unsafe { _mm512_loadu_ps(query.add(d)) };
@@ -146,5 +217,5 @@ unsafe fn encode_query(query: *const f32, head_dim: usize, digits: *mut u8, row_
         false if largest.is_finite() => 0.0,
         false => f32::NAN,
     };
-    QueryScale { starts: sums.map(|sum| -128 * _mm512_reduce_add_epi32(sum)), scale, padding: 0 }
+    QueryScale { starts: sums.map(|sum| -offset * _mm512_reduce_add_epi32(sum)), scale, padding: 0 }
 }

@@ -48,7 +48,7 @@ pub(super) trait StepProducts {
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(super) struct QueryScale {
-    /// What the products of both digits begin with: K's codes are multiplied with 128 added to them.
+    /// What the products of both digits begin with: K's codes are multiplied with an offset added to them.
     pub starts: [i32; 2],
     pub scale: f32,
     /// Makes the size a power of two.

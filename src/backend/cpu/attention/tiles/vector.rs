@@ -40,6 +40,16 @@ pub(super) fn factor(old: __m512, new: __m512) -> __m512 {
     exp2(_mm512_max_ps(_mm512_sub_ps(old, new), _mm512_set1_ps(-1000.0)))
 }
 
+/// The numbers of a vector.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn lanes(vector: __m512) -> [f32; LANES] {
+    let mut lanes = [0.0; LANES];
+    // SAFETY: there is room for sixteen numbers.
+    unsafe { _mm512_storeu_ps(lanes.as_mut_ptr(), vector) };
+    lanes
+}
+
 /// A vector whose lane `i` is the largest of `rows[i]`.
 #[inline]
 #[target_feature(enable = "avx512f")]
