@@ -50,19 +50,13 @@ pub struct SharingRow {
     pub unshared_running: f64,
 }
 
-/// About those of a ShareGPT-like request.
-const TOKENS_OF_REQUEST: usize = 450;
 /// How long requests arrive at that rate, in seconds.
 const RATE_SECONDS: f64 = 300.0;
 
 pub const BLOCK_SIZES: [usize; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
 
 pub fn block_sizes(scenario: &Scenario, prefix: &Scenario, effort: &Effort) -> Vec<BlockSizeRow> {
-    // As many tokens for each data set, so that most requests wait.
-    let some = scenario.requests(effort.num_requests, effort.seed);
-    let num_tokens: usize = some.iter().map(Lengths::total).sum();
-    let factor = (TOKENS_OF_REQUEST * some.len()).div_ceil(num_tokens);
-    let requests = scenario.requests(factor * some.len(), effort.seed);
+    let requests = scenario.requests(effort.num_requests, effort.seed);
     let with_prefix = prefix.requests(effort.num_requests.min(400), effort.seed);
     let timing = scenario.deployment.timing();
     let base = LoadOnSystem {
