@@ -1,5 +1,6 @@
 //! Every kernel of the CPU backend at the shapes of a 1B Llama (hidden 2048, 32/8 heads of 64, intermediate 8192,
-//! vocabulary 32768) in bfloat16, on each instruction set that the processor has.
+//! vocabulary 32768) in bfloat16, on each instruction set that the processor has. The group `quantized` has products with
+//! quantised weights.
 //!
 //! `cargo bench --bench kernels [-- FILTER]` runs criterion's measurements, named `kernel/instruction set/case`. With
 //! `PAGETIDE_BENCH_ROOFLINE=1` it instead prints a table of the products beside the machine's limits. Other environment
@@ -7,9 +8,10 @@
 
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, measurement::WallTime};
 use pagetide_backend::cpu::{CpuBackend, CpuMatrix, CpuOptions, CpuTensor, CpuVector, Isa, MachineLimits};
+use pagetide_backend::quant::QuantFormat;
 use pagetide_backend::{
     Activation, AttentionShape, Backend, Batch, BatchSeq, DType, Experts, ExpertsShape, HostTensor, KvLayout,
-    NO_SOURCE, Norm, NormKind, Rope, TensorRole,
+    NO_SOURCE, Norm, NormKind, Rope, TensorRole, WeightFormat,
 };
 use pagetide_base::ids::BlockId;
 use std::time::{Duration, Instant};
@@ -77,14 +79,33 @@ struct Product {
 impl Product {
     fn new(backend: &CpuBackend, n: usize, k: usize) -> Self {
         let num_copies = COLD_BYTES / (2 * n * k) + 1;
-        Self {
-            copies: (0..num_copies)
-                .map(|seed| backend.random_matrix(n, k, DType::BF16, seed as u64).unwrap())
-                .collect(),
-            next: 0,
-            x: tensor(backend, 512, k),
-            out: tensor(backend, 512, n),
+        let copy = |seed| backend.random_matrix(n, k, DType::BF16, seed as u64).unwrap();
+        Self::of(backend, (0..num_copies).map(copy).collect(), n, k)
+    }
+
+    /// With weight blocks of random bytes. All numbers in float16 are 0.01.
+    fn quantized(backend: &CpuBackend, format: QuantFormat, n: usize, k: usize) -> Self {
+        let mut bits = 1_u32;
+        let byte = |_| {
+            bits = bits.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (bits >> 24) as u8
+        };
+        let mut bytes: Vec<u8> = (0..n * k / format.block_weights() * format.block_bytes()).map(byte).collect();
+        let halves: &[usize] = match format {
+            QuantFormat::Q4_K => &[0, 2],
+            QuantFormat::Q6_K => &[208],
+            _ => &[0],
+        };
+        for block in bytes.chunks_exact_mut(format.block_bytes()) {
+            halves.iter().for_each(|at| block[*at..at + 2].copy_from_slice(&half::f16::from_f32(0.01).to_le_bytes()));
         }
+        let weights = HostTensor { format: WeightFormat::Quantized(format), rows: n, cols: k, bytes: &bytes };
+        let copies = (0..COLD_BYTES / bytes.len() / 4 + 1).map(|_| backend.matrix(&[weights], DType::BF16).unwrap());
+        Self::of(backend, copies.collect(), n, k)
+    }
+
+    fn of(backend: &CpuBackend, copies: Vec<CpuMatrix>, n: usize, k: usize) -> Self {
+        Self { copies, next: 0, x: tensor(backend, 512, k), out: tensor(backend, 512, n) }
     }
 
     fn run(&mut self, backend: &mut CpuBackend) {
@@ -136,6 +157,19 @@ fn products(group: &mut Group<'_>, backend: &mut CpuBackend) {
             backend.begin(&batch(rows));
             group.throughput(Throughput::Elements((2 * n * k * rows) as u64));
             group.bench_function(BenchmarkId::new(name, rows), |bencher| bencher.iter(|| product.run(backend)));
+        }
+    }
+}
+
+fn quantized(group: &mut Group<'_>, backend: &mut CpuBackend) {
+    let (_, n, k) = PRODUCTS[3];
+    for format in [QuantFormat::Q4_K, QuantFormat::Q6_K, QuantFormat::Q8_0, QuantFormat::Q4_0] {
+        let mut product = Product::quantized(backend, format, n, k);
+        for rows in ROWS {
+            backend.begin(&batch(rows));
+            group.throughput(Throughput::Elements((2 * n * k * rows) as u64));
+            group
+                .bench_function(BenchmarkId::new(format.name(), rows), |bencher| bencher.iter(|| product.run(backend)));
         }
     }
 }
@@ -334,6 +368,7 @@ fn main() {
             group.finish();
         };
         run("product", products);
+        run("quantized", quantized);
         run("attention", attention);
         run("rope_and_kv", rope_and_kv);
         run("rows", rows);
