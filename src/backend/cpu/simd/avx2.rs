@@ -320,7 +320,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     fn prepare_signed(self, w: [__m256i; 2]) -> [__m256i; 2] {
         if VNNI { halves!(i => _mm256_xor_si256(w[i], _mm256_set1_epi8(i8::MIN))) } else { w }
     }
-    // One factor must not have a sign. With VNNI the weights are 128 larger. Otherwise the sign goes to the other factor.
+    // One factor must not have a sign. With VNNI the weights are 128 larger, else the sign goes to the other factor.
     #[inline(always)]
     fn dot_signed(self, acc: [__m256i; 2], w: [__m256i; 2], x: u32) -> [__m256i; 2] {
         if VNNI {
