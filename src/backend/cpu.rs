@@ -4,8 +4,9 @@
 //! - `isa`: the choice of instruction set. All kernels of a backend use the same one.
 //! - `simd`: sixteen float32 lanes on each instruction set. Kernels are written once over these.
 //! - `team`: the threads; `rows`: work that is split by rows.
-//! - `pack`, `gemm`: weights, plain and quantised, and matrix products; `experts`; `heads`, `attention`; `elementwise`:
-//!   norms, activations and the like; `kv_codes`: the codes of a quantised KV cache.
+//! - `pack`, `gemm`: weights, plain and quantised, and matrix products; `row_switch`: how many rows are many;
+//!   `experts`; `heads`, `attention`; `elementwise`: norms, activations and the like; `kv_codes`: the codes of a
+//!   quantised KV cache.
 //! - `sampling`: from logits to tokens.
 //! - `countable`, `limits`: what a profile needs to know.
 //! - `tensors`: activations; `memory`: buffers and the pools of KV blocks; `copier`: copies between these.
@@ -29,6 +30,7 @@ mod memory;
 mod numa;
 mod pack;
 mod rotation;
+mod row_switch;
 mod rows;
 mod sampling;
 mod simd;
@@ -44,4 +46,5 @@ pub use isa::Isa;
 pub use limits::MachineLimits;
 pub use memory::check_layout;
 pub use pack::CpuMatrix;
+pub use row_switch::many_rows;
 pub use tensors::{CpuTensor, CpuVector};

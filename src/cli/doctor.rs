@@ -1,6 +1,9 @@
 //! `pagetide doctor`: reports what this machine has, and what would stop a start.
 
+mod many_rows;
+
 use clap::Args;
+use many_rows::ManyRows;
 use pagetide_actors::preflight;
 use pagetide_backend::cpu::Isa;
 use pagetide_backend::cuda::device::{
@@ -66,6 +69,9 @@ struct DoctorReport {
     /// Where a start would take quantised weights from, if `model.quantization` asks for them.
     #[serde(skip_serializing_if = "Option::is_none")]
     quantized: Option<QuantizedFacts>,
+    /// On a CPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    many_rows: Option<ManyRows>,
     /// The configured type of the KV cache.
     cache_dtype: &'static str,
     /// The device that a start would use: `cuda (NVIDIA H100 80GB HBM3)`.
@@ -200,6 +206,7 @@ impl DoctorReport {
         };
         let LoadOutlook { conversions, weights, quantized } = outlook;
         let is_converted = target == LoadTarget::Gpu && !weights.has_quantized();
+        let isa = Isa::choose(device.isa.chosen()).ok().filter(|_| target == LoadTarget::Cpu);
         Self {
             version: env!("CARGO_PKG_VERSION"),
             device_kind: device.kind.name(),
@@ -213,6 +220,7 @@ impl DoctorReport {
             weights: (!weights.is_empty()).then(|| weights.to_string()),
             conversions: (!conversions.is_empty()).then(|| conversions.to_string()),
             quantized: quantized.map(|source| QuantizedFacts::new(source, is_converted)),
+            many_rows: isa.and_then(|isa| ManyRows::measure(isa, &weights)),
             cache_dtype: config.cache.dtype.name(),
             runs_on: runs_on.ok(),
             problems: no_device.into_iter().chain(no_model).collect(),
@@ -390,6 +398,9 @@ impl Display for DoctorReport {
         }
         if let Some(quantized) = &self.quantized {
             writeln!(f, "          {quantized}")?;
+        }
+        if let Some(many_rows) = &self.many_rows {
+            writeln!(f, "          {many_rows}")?;
         }
         writeln!(f, "KV cache  {}", self.cache_dtype)?;
         match &self.runs_on {

@@ -1,6 +1,7 @@
 //! A model's weight matrices, counted by the format in which a device holds them.
 
 use pagetide_backend::cuda::held_bytes;
+use pagetide_backend::quant::QuantFormat;
 use pagetide_backend::{DType, WeightFormat};
 use std::collections::HashMap;
 use std::fmt;
@@ -56,6 +57,11 @@ impl WeightTally {
     /// Whether any matrix is quantised.
     pub fn has_quantized(&self) -> bool {
         self.formats.keys().any(|format| matches!(format, WeightFormat::Quantized(_)))
+    }
+
+    /// The formats of the quantised matrices, in ggml's order.
+    pub fn quantized_formats(&self) -> impl Iterator<Item = QuantFormat> {
+        QuantFormat::ALL.iter().copied().filter(|format| self.formats.contains_key(&WeightFormat::Quantized(*format)))
     }
 
     pub fn is_empty(&self) -> bool {

@@ -146,6 +146,11 @@ proptest! {
                 prop_assert!((f64::from(*got) - expected).abs() < 1e-5 * largest, "{isa} {format} {n} {k}: {i}: {got} {expected}");
             }
             prop_assert_eq!(first.get_or_insert_with(|| bits(&got)), &bits(&got), "{} {}", isa, format);
+            for many_rows in [1, 200] {
+                backend.set_many_rows(Some(many_rows));
+                let again = product(&mut backend, &w, &x, k, n);
+                prop_assert_eq!(bits(&again), bits(&got), "{} {}: many rows are {}", isa, format, many_rows);
+            }
             let row = numbers.below(rows);
             let alone = product(&mut backend, &w, &x[row * k..][..k], k, n);
             prop_assert_eq!(bits(&alone), bits(&got[row * n..][..n]), "{} {}: row {}", isa, format, row);

@@ -9,12 +9,14 @@ use super::gemm;
 use super::gemm::{Linear, Sink};
 use super::isa::Isa;
 use super::memory::{Arena, CpuKvPools, Shared};
-use super::pack::{CpuMatrix, On};
+use super::pack::{ColumnOrder, CpuMatrix, On};
+use super::row_switch::many_rows;
 use super::rows::{ALONE_BELOW, for_rows, for_runs};
 use super::sampling::CpuSampling;
 use super::team::{MAX_MEMBERS, Team};
 use super::tensors::{CpuTensor, CpuVector, Values};
-use crate::{Batch, Norm};
+use crate::quant::MAX_BLOCK_WEIGHTS;
+use crate::{Batch, DType, HostTensor, Norm, WeightFormat};
 use pagetide_base::error::StartError;
 use pagetide_base::ids::{BlockId, KvPlace};
 
@@ -78,6 +80,12 @@ impl CpuBackend {
         self.team.num_members()
     }
 
+    /// From how many rows on a product takes quantised weights apart once for all of them. `None` is what this process
+    /// measured when it packed the first weights of a format. Results are the same.
+    pub fn set_many_rows(&mut self, rows: Option<usize>) {
+        self.products.set_many_rows(rows);
+    }
+
     /// Bytes of a block of the device pool, as attention reads them.
     pub fn device_block(&mut self, block: BlockId) -> &[u8] {
         self.copier().wait_to_read(std::iter::once(block.index()));
@@ -110,6 +118,25 @@ impl CpuBackend {
         // SAFETY: the pools are dropped after the copier. Steps and copies within the device pool wait before they
         // touch a block. Whoever else touches a pool has waited for all copies.
         unsafe { copier.copy(copies, kv.layout.block_bytes(), to_device) };
+    }
+
+    /// Packs `count` matrices. What has to be measured for their formats is measured.
+    fn pack(
+        &self,
+        count: usize,
+        parts: &[HostTensor<'_>],
+        dtype: DType,
+        order: ColumnOrder,
+    ) -> Result<Vec<CpuMatrix>, StartError> {
+        for part in parts {
+            match part.format {
+                WeightFormat::Quantized(format) if format.block_weights() == MAX_BLOCK_WEIGHTS => {
+                    many_rows(self.isa, format)?;
+                }
+                _ => (),
+            }
+        }
+        CpuMatrix::pack_several(count, parts, dtype, order, self.on())
     }
 
     fn on(&self) -> On<'_> {

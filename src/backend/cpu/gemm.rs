@@ -10,6 +10,7 @@ pub(super) mod amx;
 mod float_rows;
 mod input;
 mod kernel;
+mod many_rows;
 mod part;
 mod quant;
 mod quant_input;
@@ -24,6 +25,7 @@ use crate::{Activation, DType};
 use float_rows::FloatRows;
 pub(super) use input::Operand;
 use input::{InputLayout, RoundedInput};
+pub(super) use many_rows::measure_many_rows;
 use pagetide_base::error::StartError;
 use part::{PlainOperands, Product, ProductOperands, ProductPart, ProductTarget, QuantOperands};
 use quant_input::QuantInput;
@@ -35,6 +37,8 @@ pub(super) struct ProductWorkspace {
     quant_input: QuantInput,
     /// For each member: unfinished results on AMX, then gate and up of some rows.
     scratch: Vec<Buffer<f32>>,
+    /// Overrides what was measured: see [`many_rows`].
+    many_rows: Option<usize>,
 }
 
 /// Rows of a gated product that are activated at once, and the most panels of a task.
@@ -53,7 +57,13 @@ impl ProductWorkspace {
         let len = UNFINISHED_LEN + ROW_LEN;
         let scratch = |_| Buffer::zeroed(len, "unfinished results of a linear layer");
         let (input, quant_input) = (RoundedInput::new()?, QuantInput::new()?);
-        Ok(Self { input, quant_input, scratch: (0..num_members).map(scratch).collect::<Result<_, _>>()? })
+        let scratch = (0..num_members).map(scratch).collect::<Result<_, _>>()?;
+        Ok(Self { input, quant_input, scratch, many_rows: None })
+    }
+
+    /// From how many rows on panels of quantised weights are taken apart. `None`: as measured.
+    pub fn set_many_rows(&mut self, rows: Option<usize>) {
+        self.many_rows = rows;
     }
 }
 
@@ -149,7 +159,8 @@ pub(super) fn linear(isa: Isa, team: &Team, workspace: &mut ProductWorkspace, la
         }
         Panels::Quantized(panels) => {
             workspace.quant_input.fill(isa, team, x.floats(rows, w.k), rows, panels);
-            ProductOperands::Quantized(QuantOperands { w: panels, x: &workspace.quant_input })
+            let many_rows = workspace.many_rows;
+            ProductOperands::Quantized(QuantOperands { w: panels, x: &workspace.quant_input, many_rows })
         }
     };
     let product = Product { columns: w.columns, bias, operands };

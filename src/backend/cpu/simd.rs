@@ -41,6 +41,8 @@ pub(super) trait Simd: Copy {
     const ROW_PANELS: usize;
     /// The most rows of a register tile of a product with quantised weights.
     const QUANT_ROWS: usize;
+    /// Whether [`Simd::dot_four`] needs fewer instructions than four times [`Simd::dot_bytes`].
+    const SUMS_FOUR: bool = false;
     /// Whether [`Simd::dot_signed`] takes weights that are 128 larger than they should be.
     const ADDS_128: bool;
     /// Whether attention over integer codes is faster with [`Simd::dot_shorts`] than with products of float32.
@@ -122,6 +124,12 @@ pub(super) trait Simd: Copy {
     fn lookup(self, table: Self::Bytes, index: Self::Bytes) -> Self::Bytes;
     /// For each lane `acc + Σ w · x` over its four bytes: `w` from 0 to 127, the bytes of `x` from -127 to 127.
     fn dot_bytes(self, acc: Self::Ints, w: Self::Bytes, x: u32) -> Self::Ints;
+    /// [`Simd::dot_bytes`] of four words after each other: `w` from 0 to `largest`, which is at most 63.
+    #[inline(always)]
+    fn dot_four(self, acc: Self::Ints, w: [Self::Bytes; 4], x: [u32; 4], _largest: u8) -> Self::Ints {
+        let acc = self.dot_bytes(self.dot_bytes(acc, w[0], x[0]), w[1], x[1]);
+        self.dot_bytes(self.dot_bytes(acc, w[2], x[2]), w[3], x[3])
+    }
     /// Prepares signed bytes for [`Simd::dot_signed`].
     fn prepare_signed(self, w: Self::Bytes) -> Self::Bytes;
     /// As [`Simd::dot_bytes`] for prepared bytes `w` from -128 to 127, or from 0 to 255 with [`Simd::ADDS_128`].

@@ -30,11 +30,11 @@ impl Backend for CpuBackend {
     type ExpertsWorkspace = CpuExpertsWorkspace;
 
     fn matrix(&self, parts: &[HostTensor<'_>], dtype: DType) -> Result<CpuMatrix, StartError> {
-        CpuMatrix::pack(parts, dtype, ColumnOrder::Plain, self.on())
+        Ok(self.pack(1, parts, dtype, ColumnOrder::Plain)?.remove(0))
     }
 
     fn gate_up_matrix(&self, parts: &[HostTensor<'_>], dtype: DType) -> Result<CpuMatrix, StartError> {
-        CpuMatrix::pack(parts, dtype, ColumnOrder::GateUp, self.on())
+        Ok(self.pack(1, parts, dtype, ColumnOrder::GateUp)?.remove(0))
     }
 
     fn random_gate_up_matrix(&self, n: usize, k: usize, dtype: DType, seed: u64) -> Result<CpuMatrix, StartError> {
@@ -48,7 +48,7 @@ impl Backend for CpuBackend {
     }
 
     fn matrices(&self, count: usize, parts: &[HostTensor<'_>], dtype: DType) -> Result<Vec<CpuMatrix>, StartError> {
-        CpuMatrix::pack_several(count, parts, dtype, ColumnOrder::Plain, self.on())
+        self.pack(count, parts, dtype, ColumnOrder::Plain)
     }
 
     fn random_matrices(

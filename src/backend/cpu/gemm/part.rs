@@ -37,6 +37,8 @@ unsafe impl Sync for PlainOperands<'_> {}
 pub(super) struct QuantOperands<'a> {
     pub w: &'a QuantPanels,
     pub x: &'a QuantInput,
+    /// From how many rows on panels are taken apart. `None`: as measured.
+    pub many_rows: Option<usize>,
 }
 
 /// Where results go: `[rows, stride]`, starting with `row` and `panel` of the product.

@@ -5,7 +5,7 @@
 //! instruction set, and for any number of rows.
 //!
 //! With few rows the codes are used as they are read, because memory is the limit. With many rows the codes and scales
-//! of a chunk are first taken apart, once for all these rows.
+//! of a chunk are first taken apart, once for all these rows. How many rows are many is measured (`many_rows`).
 
 // Indices name registers here, as in `kernel`.
 #![allow(clippy::needless_range_loop)]
@@ -16,6 +16,7 @@ mod unpacked;
 use super::super::isa::Isa;
 use super::super::pack::PanelLayout;
 use super::super::simd::{LANES, Simd, SimdKernel};
+use super::many_rows::many_rows;
 use super::part::{ProductPart, QuantOperands};
 use super::quant_input::{MAX_TILE_ROWS, QuantRow};
 use crate::quant::{MAX_BLOCK_WEIGHTS, QuantFormat};
@@ -37,9 +38,10 @@ pub(super) unsafe fn run(part: &ProductPart<'_>, operands: QuantOperands<'_>, is
         let end = panels.clone().find(|panel| operands.w.panel(*panel).format != format).unwrap_or(panels.end);
         let panels_of_format = panels.start..end;
         panels.start = end;
+        let many_rows = operands.many_rows.unwrap_or_else(|| many_rows(isa, format));
         macro_rules! run {
             ($format:ident) => {
-                isa.run(QuantKernel { part, operands, panels: panels_of_format, format: $format })
+                isa.run(QuantKernel { part, operands, panels: panels_of_format, many_rows, format: $format })
             };
         }
         match format {
@@ -64,6 +66,7 @@ struct QuantKernel<'a, F> {
     part: &'a ProductPart<'a>,
     operands: QuantOperands<'a>,
     panels: Range<usize>,
+    many_rows: usize,
     format: F,
 }
 
@@ -99,7 +102,7 @@ impl<F: PanelFormat> QuantKernel<'_, F> {
     #[inline(always)]
     unsafe fn many_rows<S: Simd, const M: usize>(&self, simd: S, rows: Range<usize>, panel: usize) -> usize {
         // The rows of a register tile are in one tile of the input. Small blocks are hardly faster when taken apart.
-        if F::IS_SMALL || rows.len() < UNPACK_FROM || !rows.start.is_multiple_of(MAX_TILE_ROWS) {
+        if F::IS_SMALL || rows.len() < self.many_rows || !rows.start.is_multiple_of(MAX_TILE_ROWS) {
             return rows.start;
         }
         let num_rows = rows.len() / M * M;
@@ -231,13 +234,28 @@ unsafe fn add_chunk<S: Simd, F: PanelFormat, const M: usize>(
                         if $half * HALF % F::GROUP == 0 {
                             ints = begin::<S, F, M>(simd, x, 2 * part_in_row + $half);
                         }
-                        $(
-                            if let Some(bytes) = prefetched_per_step {
-                                simd.prefetch(at.wrapping_add(PREFETCH_BYTES + (8 * part + $step) * bytes));
+                        if S::SUMS_FOUR && !F::IS_SIGNED {
+                            let mut four = [simd.table(&[0; LANES]); 4];
+                            $(
+                                if let Some(bytes) = prefetched_per_step {
+                                    simd.prefetch(at.wrapping_add(PREFETCH_BYTES + (8 * part + $step) * bytes));
+                                }
+                                four[$step % 4] = format.codes::<S, $step>(simd, at, part);
+                            )*
+                            for m in 0..M {
+                                let word = |step: usize| *words.add((4 * $half + step) * x.stride + m);
+                                let of_row = [word(0), word(1), word(2), word(3)];
+                                ints[m] = simd.dot_four(ints[m], four, of_row, F::LARGEST);
                             }
-                            let codes = format.codes::<S, $step>(simd, at, part);
-                            add_products::<S, F, M>(simd, &mut ints, codes, words.add($step * x.stride));
-                        )*
+                        } else {
+                            $(
+                                if let Some(bytes) = prefetched_per_step {
+                                    simd.prefetch(at.wrapping_add(PREFETCH_BYTES + (8 * part + $step) * bytes));
+                                }
+                                let codes = format.codes::<S, $step>(simd, at, part);
+                                add_products::<S, F, M>(simd, &mut ints, codes, words.add($step * x.stride));
+                            )*
+                        }
                         if ($half + 1) * HALF % F::GROUP == 0 {
                             let scale = format.scale(simd, at, (part * PART + $half * HALF) / F::GROUP);
                             for m in 0..M {
@@ -359,6 +377,3 @@ const BLOCK_ROWS: usize = 8 * MAX_TILE_ROWS;
 
 /// How far ahead weights are prefetched where memory is the limit.
 const PREFETCH_BYTES: usize = 4096;
-
-/// With fewer rows, taking a panel apart costs more than it saves.
-const UNPACK_FROM: usize = 2 * MAX_TILE_ROWS;

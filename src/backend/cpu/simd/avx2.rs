@@ -106,6 +106,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     const QUERIES: usize = 2;
     const ROW_PANELS: usize = 2;
     const QUANT_ROWS: usize = 4;
+    const SUMS_FOUR: bool = !VNNI;
     const ADDS_128: bool = VNNI;
     const SHORT_DOTS: bool = true;
 
@@ -314,6 +315,38 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         halves!(i => {
             let pairs = _mm256_maddubs_epi16(w[i], x);
             _mm256_add_epi32(acc[i], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+        })
+    }
+    // The pairs of several products are added up in 16 bits: four of them are at most 4 * 2 * 31 * 127 = 31,496, and
+    // two at most 2 * 2 * 63 * 127 = 32,004.
+    #[inline(always)]
+    fn dot_four(self, acc: [__m256i; 2], w: [[__m256i; 2]; 4], x: [u32; 4], largest: u8) -> [__m256i; 2] {
+        debug_assert!(largest <= 63);
+        let x = unsafe {
+            let [a, b, c, d] = x;
+            [
+                _mm256_set1_epi32(a as i32),
+                _mm256_set1_epi32(b as i32),
+                _mm256_set1_epi32(c as i32),
+                _mm256_set1_epi32(d as i32),
+            ]
+        };
+        if VNNI {
+            return halves!(i => {
+                let acc = _mm256_dpbusd_avx_epi32(_mm256_dpbusd_avx_epi32(acc[i], w[0][i], x[0]), w[1][i], x[1]);
+                _mm256_dpbusd_avx_epi32(_mm256_dpbusd_avx_epi32(acc, w[2][i], x[2]), w[3][i], x[3])
+            });
+        }
+        halves!(i => {
+            let ones = _mm256_set1_epi16(1);
+            let first = _mm256_add_epi16(_mm256_maddubs_epi16(w[0][i], x[0]), _mm256_maddubs_epi16(w[1][i], x[1]));
+            let last = _mm256_add_epi16(_mm256_maddubs_epi16(w[2][i], x[2]), _mm256_maddubs_epi16(w[3][i], x[3]));
+            if largest <= 31 {
+                _mm256_add_epi32(acc[i], _mm256_madd_epi16(_mm256_add_epi16(first, last), ones))
+            } else {
+                let acc = _mm256_add_epi32(acc[i], _mm256_madd_epi16(first, ones));
+                _mm256_add_epi32(acc, _mm256_madd_epi16(last, ones))
+            }
         })
     }
     #[inline(always)]

@@ -17,8 +17,10 @@ pub(super) trait PanelFormat: Copy {
     const BIAS: i32 = 0;
     /// Weights have a minimum beside the scale.
     const HAS_MINIMUM: bool = false;
-    /// Codes are signed bytes, prepared for [`Simd::dot_signed`]. Otherwise they are from 0 to 127.
+    /// Codes are signed bytes, prepared for [`Simd::dot_signed`]. Otherwise they go from 0 to `LARGEST`.
     const IS_SIGNED: bool = false;
+    /// The largest code, if codes have no sign.
+    const LARGEST: u8 = 15;
 
     /// The factors of a weight block of the chunk. The first one is for the sum of products. The second one is for the
     /// sum that [`PanelFormat::HAS_MINIMUM`] adds: minus the sum of the input in a small block, and the sum of minima
@@ -204,6 +206,7 @@ format!(Q4_1:
 format!(Q5_0:
     const FORMAT: QuantFormat = QuantFormat::Q5_0;
     const BLOCKS: usize = 2;
+    const LARGEST: u8 = 31;
     const IS_SMALL: bool = true;
     const BIAS: i32 = 16;
     half_factor!();
@@ -219,6 +222,7 @@ format!(Q5_0:
 format!(Q5_1:
     const FORMAT: QuantFormat = QuantFormat::Q5_1;
     const BLOCKS: usize = 1;
+    const LARGEST: u8 = 31;
     const IS_SMALL: bool = true;
     const HAS_MINIMUM: bool = true;
     two_half_factors!(0);
@@ -246,6 +250,7 @@ format!(Q8_0:
 format!(Q2K:
     const FORMAT: QuantFormat = QuantFormat::Q2_K;
     const BLOCKS: usize = 1;
+    const LARGEST: u8 = 3;
     const IS_SMALL: bool = false;
     const GROUP: usize = 16;
     const HAS_MINIMUM: bool = true;
@@ -269,6 +274,7 @@ format!(Q2K:
 format!(Q3K:
     const FORMAT: QuantFormat = QuantFormat::Q3_K;
     const BLOCKS: usize = 1;
+    const LARGEST: u8 = 7;
     const IS_SMALL: bool = false;
     const GROUP: usize = 16;
     const BIAS: i32 = 4;
@@ -310,6 +316,7 @@ format!(Q4K:
 format!(Q5K:
     const FORMAT: QuantFormat = QuantFormat::Q5_K;
     const BLOCKS: usize = 1;
+    const LARGEST: u8 = 31;
     const IS_SMALL: bool = false;
     const HAS_MINIMUM: bool = true;
     k_scales!();
@@ -325,6 +332,7 @@ format!(Q5K:
 format!(Q6K:
     const FORMAT: QuantFormat = QuantFormat::Q6_K;
     const BLOCKS: usize = 1;
+    const LARGEST: u8 = 63;
     const IS_SMALL: bool = false;
     const GROUP: usize = 16;
     const BIAS: i32 = 32;

@@ -1,0 +1,66 @@
+//! Measures from how many rows on a product is faster if it takes panels of quantised weights apart first. It depends
+//! on the processor and the format, and changes no bit of a result. Formats with blocks of 32 are never taken apart.
+
+use super::gemm::{Linear, ProductWorkspace, Sink, Source, linear, measure_many_rows};
+use super::isa::Isa;
+use super::memory::Arena;
+use super::pack::{ColumnOrder, CpuMatrix, On};
+use super::simd::LANES;
+use super::team::Team;
+use crate::quant::QuantFormat;
+use crate::{DType, HostTensor, WeightFormat};
+use pagetide_base::error::StartError;
+use std::time::{Duration, Instant};
+
+/// The numbers of rows that are tried. Fewer rows are limited by the memory anyway.
+const TRIED: [usize; 5] = [16, 24, 32, 48, 64];
+/// The answer if taking apart is slower for all of them.
+const MORE: usize = 128;
+/// Output columns of the product: two panels.
+const N: usize = 2 * LANES;
+/// Its inner dimension.
+const K: usize = 1024;
+/// Each way is run so often, in turn with the other. The shortest time counts.
+const RUNS: usize = 8;
+/// Taking apart has to be so much faster: a measurement is never exact.
+const GAIN: f64 = 1.03;
+
+/// The fewest rows for which a product takes quantised weights apart once for all of them. The first call of the
+/// process for an instruction set and format measures it, in less than a millisecond on a processor with products of
+/// bytes. Fails if there is no memory for that.
+pub fn many_rows(isa: Isa, format: QuantFormat) -> Result<usize, StartError> {
+    let mut error = None;
+    let rows = measure_many_rows(isa, format, || {
+        measure(isa, format).unwrap_or_else(|why| {
+            error = Some(why);
+            MORE
+        })
+    });
+    error.map_or(Ok(rows), Err)
+}
+
+fn measure(isa: Isa, format: QuantFormat) -> Result<usize, StartError> {
+    let (team, arena) = (Team::new(1).map_err(|error| StartError::new(error.to_string()))?, Arena::default());
+    let bytes = vec![0; N * K / format.block_weights() * format.block_bytes()];
+    let weights = HostTensor { format: WeightFormat::Quantized(format), rows: N, cols: K, bytes: &bytes };
+    let on = On { arena: &arena, team: &team, isa };
+    let w = &CpuMatrix::pack(&[weights], DType::F32, ColumnOrder::Plain, on)?;
+    let mut workspace = ProductWorkspace::new(team.num_members())?;
+    let x = vec![1.0; MORE * K];
+    let mut out = vec![0.0; MORE * N];
+    let mut time = |rows: usize, many_rows: usize| {
+        workspace.set_many_rows(Some(many_rows));
+        let layer = Linear { x: Source::Rows(&x), rows, w, bias: None };
+        let start = Instant::now();
+        linear(isa, &team, &mut workspace, layer, Sink::Store(&mut out));
+        start.elapsed()
+    };
+    let is_faster = |rows: &usize| {
+        let mut shortest = [Duration::MAX; 2];
+        for _ in 0..RUNS {
+            shortest = [shortest[0].min(time(*rows, 0)), shortest[1].min(time(*rows, MORE))];
+        }
+        shortest[1].as_secs_f64() > GAIN * shortest[0].as_secs_f64()
+    };
+    Ok(TRIED.into_iter().find(is_faster).unwrap_or(MORE))
+}

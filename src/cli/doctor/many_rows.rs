@@ -1,0 +1,43 @@
+//! From how many rows on products on the CPU take quantised weights apart.
+
+use pagetide_backend::cpu::{self, Isa};
+use pagetide_backend::quant::{MAX_BLOCK_WEIGHTS, QuantFormat};
+use pagetide_model::tally::WeightTally;
+use serde::Serialize;
+use std::fmt::{self, Display};
+
+/// For each format of the model with blocks of 256 weights, as this process measured it.
+#[derive(Serialize)]
+#[serde(transparent)]
+pub(super) struct ManyRows(Vec<OfFormat>);
+
+#[derive(Serialize)]
+struct OfFormat {
+    format: &'static str,
+    rows: usize,
+}
+
+impl ManyRows {
+    /// `None` if the model has no such weights, or if there is no memory to measure it.
+    pub fn measure(isa: Isa, weights: &WeightTally) -> Option<Self> {
+        let of_format =
+            |format| Some(OfFormat { format: QuantFormat::name(format), rows: cpu::many_rows(isa, format).ok()? });
+        let formats: Vec<_> = weights
+            .quantized_formats()
+            .filter(|format| format.block_weights() == MAX_BLOCK_WEIGHTS)
+            .filter_map(of_format)
+            .collect();
+        (!formats.is_empty()).then_some(Self(formats))
+    }
+}
+
+impl Display for ManyRows {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "products take weights apart once for all rows from")?;
+        for (index, OfFormat { format, rows }) in self.0.iter().enumerate() {
+            let comma = if index > 0 { "," } else { "" };
+            write!(f, "{comma} {rows} rows on in {format}")?;
+        }
+        Ok(())
+    }
+}
