@@ -60,7 +60,7 @@ __device__ __forceinline__ void load_tokens(kv_element* shared, const kv_element
     // Then one lookup in the block table is enough.
     constexpr bool IN_ONE_BLOCK = BLOCK_SIZE % TOKENS == 0;
     const uint32_t block_of_all = IN_ONE_BLOCK ? table[first / BLOCK_SIZE] : 0;
-    const auto block_of = [&](uint32_t position) -> uint64_t {
+    const auto block_of = [=](uint32_t position) -> uint32_t {
         return IN_ONE_BLOCK ? block_of_all : position < end ? table[position / BLOCK_SIZE] : 0;
     };
 #pragma unroll 4

@@ -2,10 +2,10 @@
 // V][NUM_KV_HEADS] parts. A part has the vectors of a head, [BLOCK_SIZE][HEAD_DIM] of `scalar`; with KV_CODES
 // [BLOCK_SIZE][HEAD_DIM] codes of one byte, and behind them the scales of these vectors, [BLOCK_SIZE] of bf16.
 #pragma once
+#include "kv_codes.cuh"
 #include "types.cuh"
 
 #ifdef KV_CODES
-#include "kv_codes.cuh"
 using kv_element = uint8_t;
 constexpr uint64_t VECTOR_SIZE = HEAD_DIM + sizeof(bf16);
 // So codes and scales are copied 16 bytes at a time.

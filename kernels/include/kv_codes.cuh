@@ -46,6 +46,7 @@ struct Fp8 {
     }
 };
 
+#ifdef KV_CODES
 // Writes the codes of `row: [HEAD_DIM]` to `codes`, and its scale. One warp.
 __device__ __forceinline__ void write_codes(const float* row, uint8_t* codes, uint8_t* scale_to) {
     const uint32_t lane = threadIdx.x % WARP_SIZE;
@@ -74,3 +75,4 @@ __device__ __forceinline__ void write_codes(const float* row, uint8_t* codes, ui
         *reinterpret_cast<bf16*>(check_aligned<2>(scale_to)) = rounded;
     }
 }
+#endif

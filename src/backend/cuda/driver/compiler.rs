@@ -343,6 +343,20 @@ mod tests {
         }
     }
 
+    /// The text of a header is put in place of its first `#include`. If that were left out, so would the header.
+    #[test]
+    fn no_header_is_included_under_a_condition() {
+        for (file, text) in SOURCES.iter().chain(HEADERS) {
+            let mut depth = 0;
+            for line in text.lines() {
+                depth += i32::from(line.starts_with("#if")) - i32::from(line.starts_with("#endif"));
+                let is_emulation = line.contains("emulation/");
+                assert!(depth == 0 || is_emulation || !line.starts_with("#include"), "{file}: {line}");
+            }
+            assert_eq!(depth, 0, "{file}");
+        }
+    }
+
     #[test]
     fn lines_keep_their_numbers() {
         let mut text = String::new();
