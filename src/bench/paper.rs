@@ -27,14 +27,14 @@ use super::result::{write_file, write_json};
 use super::workload::{WorkloadArgs, parse_positive, read_trace};
 use accelerators::{MAX_MODEL_LEN, OPT_13B, OPT_66B};
 use clap::{Args, ValueEnum};
-use curves::{Effort, poisson};
+use curves::{LoadEffort, poisson};
 use measured::MeasuredBench;
 use page::ReportHead;
 use pagetide_base::error::StartError;
 use pagetide_config::Config;
 use pagetide_terminal::options::ConfigOptions;
 use pagetide_terminal::{log, output};
-use results::{Measured, PaperResults, PieceFile};
+use results::{MeasuredResults, PaperResults, PieceFile};
 use scenarios::{LengthSource, Scenario};
 use serde_json::json;
 use simulation::LoadOnSystem;
@@ -103,7 +103,7 @@ pub fn run(args: &PaperArgs) -> Result<ExitCode, StartError> {
     pagetide_terminal::open_files::ensure(0)?;
     std::fs::create_dir_all(&args.out)
         .map_err(|error| StartError::new(format!("--out {}: {error}", args.out.display())))?;
-    let mut report = Report {
+    let mut report = PaperReport {
         args,
         config: &config,
         pieces: PieceFile::open(&args.out.join("pieces.json"), args.fresh)?,
@@ -119,7 +119,7 @@ pub fn run(args: &PaperArgs) -> Result<ExitCode, StartError> {
     Ok(ExitCode::SUCCESS)
 }
 
-struct Report<'a> {
+struct PaperReport<'a> {
     args: &'a PaperArgs,
     config: &'a Config,
     pieces: PieceFile,
@@ -134,14 +134,14 @@ const MEASURED_REQUESTS: [usize; 2] = [96, 24];
 /// Seconds after which a batch size of transformers is not continued.
 const TRANSFORMERS_S: f64 = 300.0;
 
-impl Report<'_> {
+impl PaperReport<'_> {
     /// The first of two numbers in a full run, the second in a short one.
     fn pick<T: Copy>(&self, of: [T; 2]) -> T {
         of[usize::from(self.args.quick)]
     }
 
-    fn effort(&self) -> Effort {
-        Effort {
+    fn effort(&self) -> LoadEffort {
+        LoadEffort {
             num_requests: self.pick([2_000, 500]),
             overload_percent: self.pick([10, 40]),
             halvings: self.pick([4, 2]),
@@ -291,7 +291,7 @@ impl Report<'_> {
             }
         };
         let setup = setup.expect("there are systems");
-        self.results.measured = Some(Measured { setup, runs, block_sizes, kernels, swap, transformers });
+        self.results.measured = Some(MeasuredResults { setup, runs, block_sizes, kernels, swap, transformers });
         Ok(())
     }
 
@@ -344,7 +344,7 @@ const QUICK_SCALE: f64 = 0.125;
 const OVER_TIME_RATE: f64 = 2.2;
 
 /// Max, Oracle and paged on OPT-13B.
-fn over_time(effort: &Effort) -> Vec<(System, Vec<[f64; 4]>)> {
+fn over_time(effort: &LoadEffort) -> Vec<(System, Vec<[f64; 4]>)> {
     let scenarios = Scenario::all(&[], true);
     let scenario = scenarios.iter().find(|scenario| scenario.key == "sharegpt-13b").expect("it is one of all");
     let requests = scenario.requests(effort.num_requests.min(600), effort.seed);

@@ -1,7 +1,7 @@
 //! Section 7 of the paper without a model: block sizes, ways of preempting by link, sharing on and off.
 
 use super::accelerators::MAX_MODEL_LEN;
-use super::curves::{Effort, poisson};
+use super::curves::{LoadEffort, poisson};
 use super::scenarios::{Decoding, Scenario};
 use super::simulation::{self, LoadOnSystem, LoadResult};
 use super::systems::System;
@@ -55,7 +55,7 @@ const RATE_SECONDS: f64 = 300.0;
 
 pub const BLOCK_SIZES: [usize; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
 
-pub fn block_sizes(scenario: &Scenario, prefix: &Scenario, effort: &Effort) -> Vec<BlockSizeRow> {
+pub fn block_sizes(scenario: &Scenario, prefix: &Scenario, effort: &LoadEffort) -> Vec<BlockSizeRow> {
     let requests = scenario.requests(effort.num_requests, effort.seed);
     let with_prefix = prefix.requests(effort.num_requests.min(400), effort.seed);
     let timing = scenario.deployment.timing();
@@ -123,7 +123,7 @@ pub fn links(timing: &Timing, num_layers: usize) -> Vec<LinkRow> {
 }
 
 /// A shared prefix with and without the prefix cache, and samples as one request and as many.
-pub fn sharing(prefix: &Scenario, samples: &Scenario, effort: &Effort) -> Vec<SharingRow> {
+pub fn sharing(prefix: &Scenario, samples: &Scenario, effort: &LoadEffort) -> Vec<SharingRow> {
     let all_at_once = |scenario: &Scenario, requests: &[Lengths], prefix_caching| {
         simulation::run(&LoadOnSystem {
             scenario,

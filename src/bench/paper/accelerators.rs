@@ -6,7 +6,7 @@ use serde::Serialize;
 
 /// A GPU, from its data sheet.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Gpu {
+pub struct GpuDataSheet {
     pub name: &'static str,
     pub memory_gb: f64,
     /// Of the memory.
@@ -19,7 +19,7 @@ pub struct Gpu {
     pub host_gb_per_s: f64,
 }
 
-pub const A100_40GB: Gpu = Gpu {
+pub const A100_40GB: GpuDataSheet = GpuDataSheet {
     name: "A100 40 GB",
     memory_gb: 40.0,
     gb_per_s: 1_555.0,
@@ -27,7 +27,8 @@ pub const A100_40GB: Gpu = Gpu {
     link_gb_per_s: 300.0,
     host_gb_per_s: 25.0,
 };
-pub const A100_80GB: Gpu = Gpu { name: "A100 80 GB", memory_gb: 80.0, gb_per_s: 2_039.0, ..A100_40GB };
+pub const A100_80GB: GpuDataSheet =
+    GpuDataSheet { name: "A100 80 GB", memory_gb: 80.0, gb_per_s: 2_039.0, ..A100_40GB };
 
 /// What kernels reach of the data sheet. These are assumptions, the same for every model and system: see
 /// [`Deployment::timing`].
@@ -44,7 +45,7 @@ pub struct Deployment {
     /// In file names and on the command line.
     pub key: &'static str,
     pub model: &'static str,
-    pub gpu: Gpu,
+    pub gpu: GpuDataSheet,
     pub num_gpus: usize,
     /// Of the weights in fp16, as the paper gives it.
     pub weights_gb: f64,

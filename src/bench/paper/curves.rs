@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 /// How much is simulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Effort {
+pub struct LoadEffort {
     /// Requests of a run in which all are there from the start.
     pub num_requests: usize,
     /// A run at a rate lasts so long that it crosses the limit if the rate is this many per cent above what is served.
@@ -39,7 +39,7 @@ pub struct CurvePoint {
 
 /// A system with a load.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Curve {
+pub struct RateCurve {
     pub system: System,
     /// Requests a second if all are there from the start; `None` if the system runs out of memory with one request.
     pub all_at_once: Option<LoadResult>,
@@ -57,17 +57,17 @@ pub struct Curves {
     pub title: String,
     /// Of the paper.
     pub figure: String,
-    pub effort: Effort,
+    pub effort: LoadEffort,
     /// Tokens of prompts and outputs, on average.
     pub mean_prompt: f64,
     pub mean_output: f64,
     /// Seconds a token of requests that are alone on the paged system.
     pub alone_s: f64,
-    pub curves: Vec<Curve>,
+    pub curves: Vec<RateCurve>,
 }
 
 impl Curves {
-    pub fn of(&self, system: System) -> Option<&Curve> {
+    pub fn of(&self, system: System) -> Option<&RateCurve> {
         self.curves.iter().find(|curve| curve.system == system)
     }
 
@@ -97,7 +97,7 @@ const MOST_LOWERED: usize = 3;
 /// The fewest requests of a run.
 const FEWEST_REQUESTS: usize = 100;
 
-pub fn curves(scenario: &Scenario, effort: &Effort, systems: &[System], mut done: impl FnMut(System)) -> Curves {
+pub fn curves(scenario: &Scenario, effort: &LoadEffort, systems: &[System], mut done: impl FnMut(System)) -> Curves {
     let requests = scenario.requests(effort.num_requests, effort.seed);
     let timing = scenario.deployment.timing();
     let load = LoadOnSystem {
@@ -136,7 +136,7 @@ pub fn curves(scenario: &Scenario, effort: &Effort, systems: &[System], mut done
 
 /// How long requests arrive in a run at a rate. If the rate is `x` times what is served, the mean request waits for
 /// `(x - 1) / 2` of this time, and its normalised latency is that times the mean of `1 / output`.
-fn run_seconds(requests: &[Lengths], alone_s: f64, effort: &Effort) -> f64 {
+fn run_seconds(requests: &[Lengths], alone_s: f64, effort: &LoadEffort) -> f64 {
     let inverse = requests.iter().map(|lengths| 1.0 / f64::from(lengths.output)).sum::<f64>() / requests.len() as f64;
     2.0 * LIMIT * alone_s / (inverse * effort.overload_percent as f64 / 100.0)
 }
@@ -144,7 +144,7 @@ fn run_seconds(requests: &[Lengths], alone_s: f64, effort: &Effort) -> f64 {
 /// Looks for the rate that a system sustains.
 struct Search<'a> {
     load: LoadOnSystem<'a>,
-    effort: &'a Effort,
+    effort: &'a LoadEffort,
     alone_s: f64,
     /// See [`run_seconds`].
     seconds: f64,
@@ -152,13 +152,19 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    fn run(mut self) -> Curve {
+    fn run(mut self) -> RateCurve {
         let LoadOnSystem { system, scenario, requests, block_size, .. } = self.load;
         let memory = scenario.deployment.memory(block_size);
         let width = scenario.decoding.width() as usize;
         let longest = requests.iter().copied().max_by_key(|lengths| lengths.total()).expect("a load has requests");
         if !Front::can_serve(system, memory, longest, width) {
-            return Curve { system, all_at_once: None, points: Vec::new(), sustained: 0.0, sustained_others: [0.0; 2] };
+            return RateCurve {
+                system,
+                all_at_once: None,
+                points: Vec::new(),
+                sustained: 0.0,
+                sustained_others: [0.0; 2],
+            };
         }
         let mut at_once = simulation::run(&LoadOnSystem { arrivals_s: &vec![0.0; requests.len()], ..self.load });
         at_once.over_time.clear();
@@ -184,7 +190,7 @@ impl Search<'_> {
             let Some((below, above)) = bracket(&self.points, limit) else { break };
             self.measure((below.rate * above.rate).sqrt());
         }
-        Curve {
+        RateCurve {
             system,
             sustained: sustained(&self.points, limit),
             sustained_others: OTHER_LIMITS.map(|limit| sustained(&self.points, limit * self.alone_s)),
@@ -241,7 +247,7 @@ mod tests {
     #[test]
     fn runs_are_long_enough_to_show_an_overload() {
         // 20 times 10 ms a token of 100: 20 s of waiting, which is half of what 10 % too many add in 400 s.
-        let effort = Effort { num_requests: 1, overload_percent: 10, halvings: 0, block_size: 16, seed: 1 };
+        let effort = LoadEffort { num_requests: 1, overload_percent: 10, halvings: 0, block_size: 16, seed: 1 };
         let seconds = run_seconds(&[Lengths { prompt: 5, output: 100 }; 3], 0.01, &effort);
         assert!((seconds - 400.0).abs() < 1e-9, "{seconds}");
     }

@@ -30,12 +30,12 @@ pub struct PaperResults {
     pub block_sizes: Vec<BlockSizeRow>,
     pub links: Vec<LinkRow>,
     pub sharing: Vec<SharingRow>,
-    pub measured: Option<Measured>,
+    pub measured: Option<MeasuredResults>,
 }
 
 /// The configured model on this machine.
 #[derive(Clone, Debug)]
-pub struct Measured {
+pub struct MeasuredResults {
     pub setup: MeasuredSetup,
     pub runs: Vec<MeasuredRun>,
     pub block_sizes: Vec<MeasuredRun>,
@@ -44,7 +44,7 @@ pub struct Measured {
     pub transformers: Vec<GeneratedBatches>,
 }
 
-impl Measured {
+impl MeasuredResults {
     /// Of the runs in which all requests are there from the start.
     pub fn at_once(&self, system: System) -> Option<&MeasuredRun> {
         self.runs.iter().find(|run| run.system == system && run.rate.is_none())

@@ -69,7 +69,7 @@ pub struct LoadResult {
 /// Moments of [`LoadResult::over_time`].
 const MOMENTS: usize = 160;
 
-struct OpenRequest {
+struct OpenLoadRequest {
     lengths: Lengths,
     arrival_s: f64,
     /// Tokens that each sample has.
@@ -78,12 +78,12 @@ struct OpenRequest {
     to_compute: u32,
 }
 
-struct Run<'a> {
+struct LoadRun<'a> {
     load: &'a LoadOnSystem<'a>,
     engine: EngineState,
     device: SimulatedDevice<'a>,
     front: Front,
-    open: Vec<OpenRequest>,
+    open: Vec<OpenLoadRequest>,
     num_arrived: usize,
     num_entered: usize,
     num_done: usize,
@@ -105,12 +105,12 @@ pub fn run(load: &LoadOnSystem) -> LoadResult {
     let scheduler = scheduler(load);
     let memory = load.scenario.deployment.memory(load.block_size);
     let open = load.requests.iter().zip(load.arrivals_s);
-    let run = Run {
+    let run = LoadRun {
         engine: EngineState::new(scheduler, EvictionPolicy::default()),
         device: SimulatedDevice::new(load.timing, load.block_size),
         front: Front::new(load.system, memory),
         open: open
-            .map(|(lengths, arrival_s)| OpenRequest {
+            .map(|(lengths, arrival_s)| OpenLoadRequest {
                 lengths: *lengths,
                 arrival_s: *arrival_s,
                 num_tokens: vec![0; load.scenario.decoding.width() as usize],
@@ -159,7 +159,7 @@ fn scheduler(load: &LoadOnSystem) -> SchedulerConfig {
     }
 }
 
-impl Run<'_> {
+impl LoadRun<'_> {
     fn drain(mut self) -> LoadResult {
         let mut idle_turns = 0;
         loop {
@@ -297,7 +297,7 @@ impl Run<'_> {
     fn end(&mut self, id: usize) {
         self.num_done += 1;
         for done in self.front.computed(id) {
-            let OpenRequest { lengths, arrival_s, .. } = &self.open[done];
+            let OpenLoadRequest { lengths, arrival_s, .. } = &self.open[done];
             self.latencies += (self.device.now_s() - arrival_s) / f64::from(lengths.output);
             self.result.requests += 1;
         }

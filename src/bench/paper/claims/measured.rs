@@ -1,7 +1,7 @@
 //! What is measured with the configured model on this machine.
 
 use super::row::{ClaimRow, NumberClaim};
-use crate::paper::results::{Measured, PaperResults};
+use crate::paper::results::{MeasuredResults, PaperResults};
 use crate::paper::systems::System::{
     self, DynamicBatches, Paged, ReserveMax, ReserveOracle, ReservePow2, StaticBatches,
 };
@@ -12,7 +12,7 @@ const SMALL: &str = "On a CPU, a small model's step costs about as much for each
 
 pub fn rows(results: &PaperResults) -> Vec<ClaimRow> {
     let measured = results.measured.as_ref();
-    let speed = |system: System| move |measured: &Measured| Some(measured.at_once(system)?.out_tok_per_s);
+    let speed = |system: System| move |measured: &MeasuredResults| Some(measured.at_once(system)?.out_tok_per_s);
     let ratio = |base: System| {
         let measured = measured?;
         Some(speed(Paged)(measured)? / speed(base)(measured)?)

@@ -1,10 +1,10 @@
 //! What was measured with the configured model.
 
-use super::part::{Plot, ReportPart, ReportSection};
+use super::part::{ReportPart, ReportPlot, ReportSection};
 use crate::chart::xy::{ChartLine, Scale, XyChart};
 use crate::chart::{Chart, ChartKind, Series, number};
 use crate::memory::output::Table;
-use crate::paper::results::{Measured, PaperResults};
+use crate::paper::results::{MeasuredResults, PaperResults};
 use crate::paper::systems::System;
 
 pub fn section(results: &PaperResults) -> Option<ReportSection> {
@@ -36,7 +36,7 @@ pub fn section(results: &PaperResults) -> Option<ReportSection> {
     Some(ReportSection { title: "This machine", is_simulated: false, parts })
 }
 
-fn systems(measured: &Measured) -> Vec<ReportPart> {
+fn systems(measured: &MeasuredResults) -> Vec<ReportPart> {
     let mut table = Table::new([
         "system",
         "requests a second",
@@ -88,7 +88,7 @@ fn systems(measured: &Measured) -> Vec<ReportPart> {
     };
     let lines: Vec<ChartLine> = System::ALL.into_iter().map(line).filter(|line| !line.points.is_empty()).collect();
     let mut parts = vec![
-        ReportPart::Plot("measured-throughput".into(), Plot::Categories(chart)),
+        ReportPart::Plot("measured-throughput".into(), ReportPlot::Categories(chart)),
         ReportPart::Table { caption: "Systems on this machine (measured)".into(), table },
     ];
     if !lines.is_empty() {
@@ -101,12 +101,12 @@ fn systems(measured: &Measured) -> Vec<ReportPart> {
             lines,
             marks: Vec::new(),
         };
-        parts.push(ReportPart::Plot("measured-latency".into(), Plot::Xy(chart)));
+        parts.push(ReportPart::Plot("measured-latency".into(), ReportPlot::Xy(chart)));
     }
     parts
 }
 
-fn kernels(measured: &Measured) -> Option<ReportPart> {
+fn kernels(measured: &MeasuredResults) -> Option<ReportPart> {
     let mut table = Table::new([
         "sequences",
         "tokens before",
@@ -129,7 +129,7 @@ fn kernels(measured: &Measured) -> Option<ReportPart> {
     (!measured.kernels.is_empty()).then(|| ReportPart::Table { caption: caption.into(), table })
 }
 
-fn block_sizes(measured: &Measured) -> Option<ReportPart> {
+fn block_sizes(measured: &MeasuredResults) -> Option<ReportPart> {
     let mut table = Table::new(["block size", "output tok/s", "normalised latency, s"]);
     for run in &measured.block_sizes {
         table.row(vec![
@@ -142,7 +142,7 @@ fn block_sizes(measured: &Measured) -> Option<ReportPart> {
     (!measured.block_sizes.is_empty()).then_some(ReportPart::Table { caption, table })
 }
 
-fn swap(measured: &Measured) -> Option<ReportPart> {
+fn swap(measured: &MeasuredResults) -> Option<ReportPart> {
     let mut table = Table::new(["block size", "out, ms", "in, ms", "recompute, ms", "recompute over swap"]);
     for row in &measured.swap {
         let figures = [row.out_ms, row.in_ms, row.recompute_ms].map(|ms| format!("{ms:.3}"));

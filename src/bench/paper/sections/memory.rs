@@ -1,6 +1,6 @@
 //! Memory, sharing and block sizes.
 
-use super::part::{Plot, ReportPart, ReportSection};
+use super::part::{ReportPart, ReportPlot, ReportSection};
 use crate::chart::xy::{ChartLine, Scale, XyChart};
 use crate::chart::{Chart, ChartKind, Series, number};
 use crate::memory::layout;
@@ -23,7 +23,7 @@ pub fn memory(results: &PaperResults) -> Option<ReportSection> {
             SectionPart::Table(table) => ReportPart::Table { caption: "KV memory by model".into(), table },
         });
     }
-    report.extend(charts.into_iter().map(|(name, chart)| ReportPart::Plot(name, Plot::Categories(chart))));
+    report.extend(charts.into_iter().map(|(name, chart)| ReportPart::Plot(name, ReportPlot::Categories(chart))));
     for (source, systems) in &results.waste {
         report.extend(waste(source, systems));
     }
@@ -57,7 +57,7 @@ fn waste(source: &str, systems: &[Waste]) -> [ReportPart; 2] {
     };
     let slug: String = source.chars().filter(char::is_ascii_alphanumeric).collect::<String>().to_lowercase();
     [
-        ReportPart::Plot(format!("waste-{slug}"), Plot::Categories(chart)),
+        ReportPart::Plot(format!("waste-{slug}"), ReportPlot::Categories(chart)),
         ReportPart::Table { caption: format!("What the KV memory holds: {source}"), table },
     ]
 }
@@ -72,7 +72,7 @@ fn over_time(results: &PaperResults) -> [ReportPart; 2] {
         let line = |(system, moments): &(System, Vec<[f64; 4]>)| {
             ChartLine::new(system.name(), moments.iter().map(|moment| (moment[0], value(moment))).collect())
         };
-        Plot::Xy(XyChart {
+        ReportPlot::Xy(XyChart {
             title: title.into(),
             x_label: "seconds".into(),
             y_label: y_label.into(),
@@ -131,8 +131,8 @@ pub fn sharing(results: &PaperResults) -> Option<ReportSection> {
         parts: vec![
             ReportPart::Text(text),
             ReportPart::Table { caption: "Memory of several samples".into(), table: claims },
-            ReportPart::Plot("saved-samples".into(), Plot::Categories(saved_chart(shared, "samples"))),
-            ReportPart::Plot("saved-beams".into(), Plot::Categories(saved_chart(shared, "beams"))),
+            ReportPart::Plot("saved-samples".into(), ReportPlot::Categories(saved_chart(shared, "samples"))),
+            ReportPart::Plot("saved-beams".into(), ReportPlot::Categories(saved_chart(shared, "beams"))),
             ReportPart::Table { caption: "Blocks saved by sharing (figure 15)".into(), table: saved },
         ],
     })
@@ -180,7 +180,7 @@ pub fn ablations(results: &PaperResults) -> Option<ReportSection> {
         ChartLine::new(name, rows.map(|row| (row.block_size as f64, value(row))).collect())
     };
     let chart = |title: &str, y_label: &str, value: fn(&BlockSizeRow) -> f64| {
-        Plot::Xy(XyChart {
+        ReportPlot::Xy(XyChart {
             title: title.into(),
             x_label: "tokens of a block".into(),
             y_label: y_label.into(),
@@ -245,7 +245,7 @@ pub fn ablations(results: &PaperResults) -> Option<ReportSection> {
                 caption: "Block sizes (simulated; the empty slots and hits are the pool's own)".into(),
                 table: sizes,
             },
-            ReportPart::Plot("swap-by-link".into(), Plot::Xy(link_chart)),
+            ReportPart::Plot("swap-by-link".into(), ReportPlot::Xy(link_chart)),
             ReportPart::Table { caption: "Sharing on and off (simulated)".into(), table: sharing },
         ],
     })

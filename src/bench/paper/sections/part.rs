@@ -19,27 +19,27 @@ pub enum ReportPart {
         table: Table,
     },
     /// With the name of its file.
-    Plot(String, Plot),
+    Plot(String, ReportPlot),
 }
 
-pub enum Plot {
+pub enum ReportPlot {
     Categories(Chart),
     Xy(XyChart),
 }
 
-impl Plot {
+impl ReportPlot {
     /// A whole document.
     pub fn svg(&self) -> String {
         match self {
-            Plot::Categories(chart) => chart.svg(),
-            Plot::Xy(chart) => chart.svg(),
+            ReportPlot::Categories(chart) => chart.svg(),
+            ReportPlot::Xy(chart) => chart.svg(),
         }
     }
 
     pub fn element(&self) -> String {
         match self {
-            Plot::Categories(chart) => chart.element(),
-            Plot::Xy(chart) => chart.element(),
+            ReportPlot::Categories(chart) => chart.element(),
+            ReportPlot::Xy(chart) => chart.element(),
         }
     }
 }

@@ -1,11 +1,11 @@
 //! Throughput, latency against rate, and the constants behind them.
 
-use super::part::{Plot, ReportPart, ReportSection};
+use super::part::{ReportPart, ReportPlot, ReportSection};
 use crate::chart::xy::{ChartLine, Scale, XyChart};
 use crate::chart::{Chart, ChartKind, Series, number};
 use crate::memory::output::Table;
 use crate::paper::accelerators::{ALL_REDUCE_US, BANDWIDTH_SHARE, Deployment, FLOP_SHARE, HOST_MS};
-use crate::paper::curves::{Curve, Curves, LIMIT, OTHER_LIMITS};
+use crate::paper::curves::{Curves, LIMIT, OTHER_LIMITS, RateCurve};
 use crate::paper::results::PaperResults;
 use crate::paper::systems::System;
 
@@ -71,7 +71,7 @@ pub fn throughput(results: &PaperResults) -> Option<ReportSection> {
                  over the time in which something runs, the end of the run included."
                     .into(),
             ),
-            ReportPart::Plot("throughput".into(), Plot::Categories(chart)),
+            ReportPart::Plot("throughput".into(), ReportPlot::Categories(chart)),
             ReportPart::Table { caption: "Throughput by load and system (simulated)".into(), table },
         ],
     })
@@ -114,7 +114,7 @@ pub fn latency(results: &PaperResults) -> Option<ReportSection> {
                 ratio,
             ]);
         }
-        parts.push(ReportPart::Plot(format!("latency-{}", curves.scenario), Plot::Xy(chart(curves))));
+        parts.push(ReportPart::Plot(format!("latency-{}", curves.scenario), ReportPlot::Xy(chart(curves))));
     }
     parts.push(ReportPart::Table { caption: "Sustained rates (simulated)".into(), table });
     Some(ReportSection { title: "Normalised latency against the rate of requests", is_simulated: true, parts })
@@ -122,7 +122,7 @@ pub fn latency(results: &PaperResults) -> Option<ReportSection> {
 
 fn chart(curves: &Curves) -> XyChart {
     let top = 2.0 * LIMIT * curves.alone_s;
-    let line = |curve: &Curve| {
+    let line = |curve: &RateCurve| {
         // What is above the top is cut where the line leaves the chart.
         let mut points: Vec<(f64, f64)> = Vec::new();
         for point in &curve.points {

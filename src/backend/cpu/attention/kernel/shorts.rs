@@ -29,12 +29,12 @@ fn integer(x: f32) -> i32 {
 
 /// The scale of a query's integer weights in a tile.
 #[derive(Clone, Copy)]
-struct WeightScale {
+struct ShortWeightScale {
     scale: f32,
     inverse: f32,
 }
 
-impl WeightScale {
+impl ShortWeightScale {
     /// `scales` are those of V at the positions that the query sees, and zeros.
     #[inline(always)]
     fn new<S: Simd>(simd: S, scales: [S::V; 2]) -> Self {
@@ -239,10 +239,10 @@ impl<E: CacheType> UnitKernel<'_, E> {
                 let of_query = match of_all {
                     _ if to - from < TILE => {
                         seen = self.hide(simd, scales, (from, to), simd.splat(0.0));
-                        WeightScale::new(simd, seen)
+                        ShortWeightScale::new(simd, seen)
                     }
                     Some(of_all) => of_all,
-                    None => WeightScale::new(simd, scales),
+                    None => ShortWeightScale::new(simd, scales),
                 };
                 if to - from == TILE {
                     of_all = Some(of_query);
