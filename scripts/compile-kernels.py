@@ -24,7 +24,9 @@ from machine_code import blocks_per_sm, read_ptxas, read_sass
 
 ROOT = Path(__file__).resolve().parent.parent
 
-KEY = ["kernel", "type", "head_dim", "arch"]
+KEY = ["kernel", "type", "head_dim", "codes", "arch"]
+# The macros that say which codes a KV cache or a matrix has.
+CODES = {"KV_CODES": "", "BITS": "bits=", "SCALE_GROUP": "group=", "HAS_MINIMUM": "minimum="}
 # Of the figures of a key's specialisations the table has the worst.
 HIGHEST = ["registers", "shared_bytes", "stack_bytes", "local_accesses", "cas_loops"]
 LOWEST = ["async_copies", "tensor_core_ops", "blocks_per_sm"]
@@ -74,11 +76,12 @@ class Module:
         defines = dict(define.split("=", 1) for define in self.entry["defines"] if "=" in define)
         arch = self.entry["arch"]
         head_dim = defines.get("HEAD_DIM", "") if self.entry["file"].startswith("attention") else ""
+        codes = " ".join(label + defines[macro] for macro, label in CODES.items() if macro in defines)
         for name, kernel in self.kernels.items():
             shared_bytes = kernel.static_shared_bytes + self.entry["shared_bytes"].get(name, 0)
             blocks, limit = blocks_per_sm(arch, kernel.threads, kernel.registers, shared_bytes)
             figures = vars(kernel) | {"shared_bytes": shared_bytes, "blocks_per_sm": blocks, "limited_by": limit}
-            yield (name, defines.get("DTYPE", ""), head_dim, arch), figures
+            yield (name, defines.get("DTYPE", ""), head_dim, codes, arch), figures
 
 
 def check_rules(rules, modules):
@@ -88,7 +91,10 @@ def check_rules(rules, modules):
     needed = defaultdict(int)
     seen = set()
     for module in modules:
-        for (name, *_), figures in module.figures():
+        for (name, _, _, codes, _), figures in module.figures():
+            # A kernel that reads codes may have a rule of its own.
+            if codes and f"{name} with codes" in rules["kernels"]:
+                name += " with codes"
             seen.add(name)
             own = rules["kernels"].get(name, {})
             for field, most in (rules["all"]["most"] | own.get("most", {})).items():

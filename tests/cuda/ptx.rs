@@ -67,8 +67,8 @@ fn broken_kernels_are_found_with_their_line() {
         // One row too many is beyond the block's shared memory.
         (
             "include/attention.cuh",
-            "shared + token * ROW_STRIDE + column, from, valid",
-            "shared + (token + 4096) * ROW_STRIDE + column, from, valid",
+            "shared + token * LOADED_STRIDE + column, from",
+            "shared + (token + 4096) * LOADED_STRIDE + column, from",
             ["out of bounds", "include/attention.cuh:"],
         ),
         // Half of Q is never copied.

@@ -350,7 +350,7 @@ fn broken_kernels_are_noticed() {
         ("rows.cu", "to_float(from[i]) * p.scale;", "to_float(from[i]);"),
         ("rows.cu", "p.cap * tanhf", "tanhf"),
         ("rows.cu", "b * cos.at[j] + a * sin.at[j]", "b * cos.at[j] - a * sin.at[j]"),
-        ("rows.cu", "turned + lane; i < HEAD_DIM", "lane; i < HEAD_DIM"),
+        ("rows.cu", "i = turned + threadIdx.x", "i = threadIdx.x"),
         ("rows.cu", "slot % BLOCK_SIZE * HEAD_DIM", "slot % (BLOCK_SIZE + 1) * HEAD_DIM"),
         ("include/activation.cuh", "x + cols + i", "x + i"),
         ("rows.cu", "[p.first + blockIdx.x];", "[blockIdx.x];"),

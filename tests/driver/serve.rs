@@ -157,7 +157,7 @@ fn a_request_resumes_exactly_after_swapping() {
         let prompt: Vec<u32> = (0..10 + i * 3).map(|j| (i * 31 + j * 17) % 256).collect();
         json!({
             "prompt": prompt, "max_tokens": 16, "ignore_eos": true, "return_token_ids": true, "seed": i,
-            "temperature": if i % 2 == 0 { 0.0 } else { 1.0 },
+            "temperature": if i.is_multiple_of(2) { 0.0 } else { 1.0 },
         })
     };
     let tokens = |answer: &Value| answer["choices"][0]["token_ids"].clone();
