@@ -1,5 +1,5 @@
 use super::*;
-use crate::cpu::{CpuBackend, CpuOptions, CpuTensor};
+use crate::cpu::{CpuBackend, CpuOptions, CpuTensor, Isa};
 use crate::{KvDType, NO_SOURCE, NormKind};
 
 const HEADS: AttentionShape =
@@ -16,7 +16,7 @@ fn profiled() -> (Profiled<CpuBackend>, Profile) {
 }
 
 fn bare() -> CpuBackend {
-    CpuBackend::new(CpuOptions { threads: Some(2), isa: None }).unwrap()
+    CpuBackend::new(CpuOptions { threads: Some(2), isa: Some(Isa::Portable) }).unwrap()
 }
 
 /// Sequences as `(computed, rows)`, each with four blocks of its own.

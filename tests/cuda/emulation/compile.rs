@@ -15,7 +15,7 @@ use std::sync::{Condvar, LazyLock, Mutex};
 
 const FLAGS: &[&str] = &[
     "-std=c++17",
-    "-O2",
+    "-O1",
     "-fPIC",
     "-shared",
     "-DCUDA_EMULATION",
