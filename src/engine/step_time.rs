@@ -150,7 +150,7 @@ const MAX_STRETCH: f64 = 3.0;
 /// Seconds that a step may take whose target is `target`, if prompts of `backlog` tokens in all wait for another one.
 ///
 /// A sequence decodes only after its prompt, so if prompts get too little of each step, they queue up, and few
-/// sequences share each step's decodes. So while more prompts wait than [`BACKLOG_STEPS`] steps can take, steps last
+/// sequences share each step's decodes. So while more prompts wait than `BACKLOG_STEPS` steps can take, steps last
 /// longer. A single prompt, however long, changes nothing: no other waits for it.
 pub fn stretched_target(model: &StepTimeModel, target: f64, backlog: usize) -> f64 {
     let wanted = model.prompt_seconds(backlog, 0) / BACKLOG_STEPS;
