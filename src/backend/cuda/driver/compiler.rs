@@ -351,7 +351,7 @@ mod tests {
             for line in text.lines() {
                 depth += i32::from(line.starts_with("#if")) - i32::from(line.starts_with("#endif"));
                 let is_emulation = line.contains("emulation/");
-                assert!(depth == 0 || is_emulation || !line.starts_with("#include"), "{file}: {line}");
+                assert!(depth == 0 || is_emulation || !line.starts_with("#include \""), "{file}: {line}");
             }
             assert_eq!(depth, 0, "{file}");
         }
