@@ -114,7 +114,7 @@ impl Isa {
         self.run_compiled(kernel)
     }
 
-    /// The kernels take a minute to compile for all instruction sets. Unit tests need none of them; `tests/kernels` runs
+    /// Kernels take a minute to compile for all instruction sets. Unit tests need none of them; `tests/kernels` runs
     /// them all.
     #[cfg(test)]
     pub(super) fn run<K: SimdKernel>(self, kernel: K) -> K::Output {

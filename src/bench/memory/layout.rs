@@ -1,4 +1,4 @@
-//! KV bytes by model, and what a device's memory holds: sections 1 and 3 of the paper (its figure 1). From configurations
+//! KV bytes by model, and what a device holds: sections 1 and 3 of the paper (its figure 1). From configurations
 //! alone, without weights.
 
 use super::model_shape::ModelShape;
