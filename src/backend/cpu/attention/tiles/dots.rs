@@ -42,10 +42,8 @@ impl QueryProducts for DotProducts {
 #[target_feature(enable = "avx512f,avx512bf16")]
 fn dot_pairs(acc: __m512, a: __m512i, b: __m512i) -> __m512 {
     // SAFETY: the types differ only in name.
-    unsafe {
-        let [a, b] = [a, b].map(|pairs| std::mem::transmute::<__m512i, __m512bh>(pairs));
-        _mm512_dpbf16_ps(acc, a, b)
-    }
+    let (a, b): (__m512bh, __m512bh) = unsafe { (std::mem::transmute(a), std::mem::transmute(b)) };
+    _mm512_dpbf16_ps(acc, a, b)
 }
 
 // SAFETY (all blocks in these impls): `StepProducts::new`'s contract.
