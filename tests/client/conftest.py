@@ -91,9 +91,20 @@ def cancelling(server: Server):
     wait_for(lambda: server.metric(RUNNING) == 0)
 
 
-async def start_and_cancel(request):
+@contextlib.contextmanager
+def paused(server: Server):
+    """Meanwhile all requests wait, so none ends too early on a fast machine."""
+    server.post("/pause_generation", {"mode": "in_place"})
+    try:
+        yield
+    finally:
+        server.post("/continue_generation", {})
+
+
+async def start_and_cancel(server: Server, request):
+    """Cancels a request while it runs. No other request runs."""
     task = asyncio.ensure_future(request)
-    await asyncio.sleep(0.3)
+    await asyncio.to_thread(wait_for, lambda: server.metric(RUNNING) > 0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -10,7 +10,7 @@ import pydantic
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 
-from conftest import cancelling, free_port, serving, start_and_cancel
+from conftest import cancelling, free_port, paused, serving, start_and_cancel
 
 QUESTION = [{"role": "user", "content": "What is Pagetide?"}]
 GREEDY = {"temperature": 0}
@@ -144,7 +144,7 @@ def test_a_closed_stream_is_cancelled(server, claude, model):
 
 
 def test_a_request_whose_client_has_no_more_time_is_cancelled(server, claude, model):
-    with cancelling(server), pytest.raises(anthropic.APITimeoutError):
+    with cancelling(server), paused(server), pytest.raises(anthropic.APITimeoutError):
         claude.with_options(timeout=0.3).messages.create(model=model, **LONG)
 
 
@@ -166,7 +166,7 @@ def test_the_async_client(server, model):
             whole, *streams = await asyncio.gather(whole, *(streamed(client) for _ in range(4)))
             assert streams == [whole.content[0].text] * 4
             with cancelling(server):
-                await start_and_cancel(client.messages.create(model=model, **LONG))
+                await start_and_cancel(server, client.messages.create(model=model, **LONG))
 
     asyncio.run(main())
 

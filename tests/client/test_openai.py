@@ -7,7 +7,7 @@ import json
 import openai
 import pytest
 
-from conftest import cancelling, free_port, serving, start_and_cancel, wait_for
+from conftest import cancelling, free_port, paused, serving, start_and_cancel, wait_for
 
 QUESTION = [{"role": "user", "content": "What is Pagetide?"}]
 
@@ -250,7 +250,7 @@ def test_a_closed_stream_is_cancelled(server, client, model):
 
 def test_a_request_whose_client_has_no_more_time_is_cancelled(server, client, model):
     asked = dict(model=model, messages=QUESTION, max_tokens=1500, extra_body={"ignore_eos": True})
-    with cancelling(server), pytest.raises(openai.APITimeoutError):
+    with cancelling(server), paused(server), pytest.raises(openai.APITimeoutError):
         client.with_options(timeout=0.3).chat.completions.create(**asked)
 
 
@@ -269,7 +269,7 @@ def test_the_async_client(server, model):
             assert len(set(texts)) == 1 and texts[0]
             with cancelling(server):
                 long = asked | {"max_tokens": 1500, "extra_body": {"ignore_eos": True}}
-                await start_and_cancel(client.chat.completions.create(**long))
+                await start_and_cancel(server, client.chat.completions.create(**long))
 
     asyncio.run(main())
 

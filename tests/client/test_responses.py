@@ -10,7 +10,7 @@ import pydantic
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 
-from conftest import cancelling, serving, start_and_cancel
+from conftest import cancelling, paused, serving, start_and_cancel
 
 QUESTION = "What is Pagetide?"
 IMAGE = {"type": "input_image", "image_url": "x"}
@@ -123,7 +123,7 @@ def test_a_closed_stream_is_cancelled(server, client, model):
 
 
 def test_a_request_whose_client_has_no_more_time_is_cancelled(server, client, model):
-    with cancelling(server), pytest.raises(openai.APITimeoutError):
+    with cancelling(server), paused(server), pytest.raises(openai.APITimeoutError):
         client.with_options(timeout=0.3).responses.create(model=model, input=QUESTION, **LONG)
 
 
@@ -140,7 +140,7 @@ def test_the_async_client(server, model):
             whole, *streams = await asyncio.gather(whole, *(streamed(client) for _ in range(4)))
             assert streams == [whole.output_text] * 4
             with cancelling(server):
-                await start_and_cancel(client.responses.create(model=model, input=QUESTION, **LONG))
+                await start_and_cancel(server, client.responses.create(model=model, input=QUESTION, **LONG))
 
     asyncio.run(main())
 
