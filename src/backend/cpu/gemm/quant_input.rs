@@ -4,24 +4,23 @@
 //! code from -127 to 127, and the scale of a block is its largest magnitude divided by 127. Weights in formats with
 //! blocks of 256 are multiplied with rows in blocks of 256, all others with rows in blocks of 32.
 
+mod quantize;
+
 use super::super::isa::Isa;
 use super::super::memory::{Buffer, Shared};
 use super::super::pack::QuantPanels;
 use super::super::rows::{ALONE_BELOW, for_runs};
-use super::super::simd::{LANES, Simd, SimdKernel};
+use super::super::simd::LANES;
 use super::super::team::Team;
 use super::float_rows::FloatRows;
 use crate::quant::{MAX_BLOCK_WEIGHTS, QuantFormat};
 use pagetide_base::error::StartError;
+use quantize::QuantizeRows;
 
 /// Elements of the smaller blocks, and of the groups of most formats.
 const SMALL: usize = 32;
 /// Elements of the groups of the other formats.
 const HALF: usize = SMALL / 2;
-/// The largest magnitude of a code.
-const LARGEST: f32 = 127.0;
-/// Blocks whose elements are all smaller count as 0: the inverse of their scale would not be a float32.
-const SMALLEST: f32 = 1e-30;
 
 /// The quantised rows of the current product. The next product reuses the memory.
 pub struct QuantInput {
@@ -134,15 +133,19 @@ impl QuantInput {
         (self.small, self.large) = (small, large);
         let words = Shared::new(self.words.as_mut_ptr());
         for layout in [small, large].into_iter().flatten() {
-            let quantize = |row: usize| {
+            // Rows of a full tile are quantised together.
+            let at_once = if layout.height == LANES { LANES } else { 1 };
+            let quantize = |index: usize| {
+                let first = index * at_once;
                 // SAFETY: there is room for `rows` rows, and each belongs to one task.
-                let out = unsafe { layout.row(words.get(), row) };
-                isa.run(QuantizeRow { x: x.row(row), layout, out });
+                let out = unsafe { layout.row(words.get(), first) };
+                isa.run(QuantizeRows { x, rows: first..rows.min(first + at_once), layout, out });
             };
+            let num_tasks = rows.div_ceil(at_once);
             if rows * x.k < ALONE_BELOW {
-                (0..rows).for_each(quantize);
+                (0..num_tasks).for_each(quantize);
             } else {
-                for_runs(team, rows, |_, rows| rows.for_each(quantize));
+                for_runs(team, num_tasks, |_, tasks| tasks.for_each(quantize));
             }
         }
     }
@@ -158,86 +161,4 @@ impl QuantInput {
         // SAFETY: the caller's promise.
         unsafe { layout.row(self.words.as_ptr(), row) }
     }
-}
-
-struct QuantizeRow<'a> {
-    x: &'a [f32],
-    layout: TileLayout,
-    /// Nothing else uses it.
-    out: QuantRow,
-}
-
-impl SimdKernel for QuantizeRow<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        let Self { x, layout, out } = self;
-        let block = layout.block();
-        for index in 0..layout.k / block {
-            let x = &x[(index * block).min(x.len())..];
-            // SAFETY: the row has this block, and it is ours.
-            unsafe { quantize_block(simd, &x[..x.len().min(block)], index, layout, out) };
-        }
-    }
-}
-
-/// Quantises a block. Elements past the end of the row are 0.
-///
-/// # Safety
-/// The row `out` has block `index`, and nothing else uses it.
-#[inline(always)]
-unsafe fn quantize_block<S: Simd>(simd: S, x: &[f32], index: usize, layout: TileLayout, out: QuantRow) {
-    let zero = simd.splat(0.0);
-    let (mut largest, mut not_finite) = (zero, zero);
-    for start in (0..x.len()).step_by(LANES) {
-        // SAFETY: at most the rest of the block is read.
-        let v = unsafe { simd.load_first(x.as_ptr().add(start), LANES.min(x.len() - start)) };
-        largest = simd.max(simd.max(v, simd.sub(zero, v)), largest);
-        not_finite = simd.add(not_finite, simd.mul(v, zero));
-    }
-    let largest = simd.max_lane(largest);
-    let inverse = if largest >= SMALLEST { LARGEST / largest } else { 0.0 };
-    let scale = if largest >= SMALLEST { largest / LARGEST } else { 0.0 };
-    // NaN if an element is infinite or NaN, so that the results are.
-    let scale = scale + simd.sum(not_finite);
-    let (per_block, stride) = (layout.block() / HALF, out.stride);
-    // SAFETY: the caller's promise.
-    unsafe {
-        *out.scales.cast_mut().add(index * stride) = scale;
-        // The sums of the last four groups of 16.
-        let mut last = [0; 4];
-        for half in 0..per_block {
-            let rest = &x[(half * HALF).min(x.len())..];
-            let v = simd.load_first(rest.as_ptr(), LANES.min(rest.len()));
-            let mut codes = [0_i32; LANES];
-            simd.store_ints(codes.as_mut_ptr(), simd.round_to_ints(simd.mul(v, simd.splat(inverse))));
-            let group = index * per_block + half;
-            let mut sum = 0;
-            for (i, four) in codes.as_chunks::<4>().0.iter().enumerate() {
-                // Of an element that is not finite, any code will do.
-                let four = four.map(|code| code as i8);
-                sum += four.into_iter().map(i32::from).sum::<i32>();
-                let word = u32::from_le_bytes(four.map(|code| code as u8));
-                *out.codes.cast_mut().add((group * (HALF / 4) + i) * stride) = word;
-            }
-            *out.minus_sums_16.cast_mut().add(group * stride) = -sum;
-            last[half % 4] = sum;
-            if half % 2 == 1 {
-                *out.minus_sums_32.cast_mut().add(group / 2 * stride) = -(last[half % 4 - 1] + sum);
-            }
-            if !layout.is_small && half % 2 == 1 {
-                *out.pairs_16.cast_mut().add(group / 2 * stride) = pair(last[half % 4 - 1], sum);
-            }
-            if !layout.is_small && half % 4 == 3 {
-                *out.pairs_32.cast_mut().add(group / 4 * stride) = pair(last[0] + last[1], last[2] + last[3]);
-            }
-        }
-    }
-}
-
-/// Two sums of up to 32 codes in the halves of a word.
-#[inline(always)]
-fn pair(low: i32, high: i32) -> u32 {
-    u32::from(low as u16) | u32::from(high as u16) << 16
 }

@@ -1,0 +1,264 @@
+//! Quantises rows to bytes: sixteen vectors of sixteen elements at once, transposed, so that no lane is alone.
+
+use super::super::super::simd::{LANES, Simd, SimdKernel};
+use super::super::float_rows::FloatRows;
+use super::{QuantRow, TileLayout};
+use crate::quant::MAX_BLOCK_WEIGHTS;
+use std::ops::Range;
+
+/// The largest magnitude of a code.
+const LARGEST: f32 = 127.0;
+/// Blocks whose elements are all smaller count as 0: the inverse of their scale would not be a float32.
+const SMALLEST: f32 = 1e-30;
+/// Vectors of the largest block of a row.
+const VECTORS: usize = MAX_BLOCK_WEIGHTS / LANES;
+
+/// Quantises rows of one tile.
+pub(super) struct QuantizeRows<'a> {
+    pub x: FloatRows<'a>,
+    /// All rows of the tile if it has sixteen places, else any.
+    pub rows: Range<usize>,
+    pub layout: TileLayout,
+    /// Where the first of them goes. Nothing else uses these rows.
+    pub out: QuantRow,
+}
+
+impl SimdKernel for QuantizeRows<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        // SAFETY: the rows are ours, and they have all blocks of the layout.
+        unsafe {
+            if self.layout.height == LANES {
+                self.side_by_side(simd);
+            } else {
+                for row in 0..self.rows.len() {
+                    self.alone(simd, row);
+                }
+            }
+        }
+    }
+}
+
+impl QuantizeRows<'_> {
+    /// Each lane is a row. Rows that the tile lacks become zeros.
+    ///
+    /// # Safety
+    /// The tile is ours.
+    #[inline(always)]
+    unsafe fn side_by_side<S: Simd>(&self, simd: S) {
+        let (out, block, zero) = (self.out, self.layout.block(), simd.splat(0.0));
+        let per_block = block / LANES;
+        let mut columns = [[zero; LANES]; VECTORS];
+        for index in 0..self.layout.k / block {
+            let mut range = LaneRange { largest: zero, not_finite: zero };
+            for (group, columns) in columns[..per_block].iter_mut().enumerate() {
+                for (lane, column) in columns.iter_mut().enumerate() {
+                    let row = self.rows.start + lane;
+                    let x = if row < self.rows.end { self.x.row(row) } else { &[] };
+                    *column = load(simd, x, index * block + group * LANES);
+                }
+                simd.transpose(columns);
+                range.add(simd, columns);
+            }
+            let factors = range.factors(simd);
+            // SAFETY: the caller's promise. Each place of the tile has sixteen lanes.
+            unsafe {
+                simd.store(out.scales.cast_mut().add(index * LANES), factors.scale);
+                // The last four, so that neighbours can be added.
+                let mut minus_sums = [simd.splat_int(0); 4];
+                for (place, columns) in columns[..per_block].iter().enumerate() {
+                    let group = index * per_block + place;
+                    let codes = quantize(simd, columns, factors.inverse);
+                    for (step, words) in codes.words.into_iter().enumerate() {
+                        simd.store_ints(out.codes.cast_mut().cast::<i32>().add((4 * group + step) * LANES), words);
+                    }
+                    simd.store_ints(out.minus_sums_16.cast_mut().add(group * LANES), codes.minus_sums);
+                    minus_sums[place % 4] = codes.minus_sums;
+                    if place % 2 == 0 {
+                        continue;
+                    }
+                    let [even, odd] = [minus_sums[place % 4 - 1], codes.minus_sums];
+                    let of_32 = add_shorts(simd, even, odd);
+                    simd.store_ints(out.minus_sums_32.cast_mut().add(group / 2 * LANES), of_32);
+                    if self.layout.is_small {
+                        continue;
+                    }
+                    simd.store_ints(
+                        out.pairs_16.cast_mut().cast::<i32>().add(group / 2 * LANES),
+                        pairs(simd, even, odd),
+                    );
+                    if place % 4 == 3 {
+                        let first = add_shorts(simd, minus_sums[0], minus_sums[1]);
+                        let both = pairs(simd, first, of_32);
+                        simd.store_ints(out.pairs_32.cast_mut().cast::<i32>().add(group / 4 * LANES), both);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Each lane is a sixteenth of 256 elements of a row.
+    ///
+    /// # Safety
+    /// The row is ours.
+    #[inline(always)]
+    unsafe fn alone<S: Simd>(&self, simd: S, row: usize) {
+        let (x, out, stride) = (self.x.row(self.rows.start + row), self.out, self.out.stride);
+        let lanes_of_block = self.layout.block() / LANES;
+        for stretch in 0..self.layout.k / MAX_BLOCK_WEIGHTS {
+            let mut columns = [simd.splat(0.0); LANES];
+            for (lane, column) in columns.iter_mut().enumerate() {
+                *column = load(simd, x, stretch * MAX_BLOCK_WEIGHTS + lane * LANES);
+            }
+            simd.transpose(&mut columns);
+            let mut range = LaneRange { largest: simd.splat(0.0), not_finite: simd.splat(0.0) };
+            range.add(simd, &columns);
+            let factors = range.of_blocks(simd, lanes_of_block).factors(simd);
+            let codes = quantize(simd, &columns, factors.inverse);
+            let (mut words, mut minus_sums) = ([[0_i32; LANES]; 4], [0_i32; LANES]);
+            // SAFETY: the arrays have sixteen places, and the row has these places.
+            unsafe {
+                for (array, words) in words.iter_mut().zip(codes.words) {
+                    simd.store_ints(array.as_mut_ptr(), words);
+                }
+                simd.store_ints(minus_sums.as_mut_ptr(), codes.minus_sums);
+                let scales = simd.to_array(factors.scale);
+                for (block, scale) in scales.iter().step_by(lanes_of_block).enumerate() {
+                    *out.scales.cast_mut().add((stretch * LANES / lanes_of_block + block) * stride + row) = *scale;
+                }
+                for lane in 0..LANES {
+                    let group = stretch * LANES + lane;
+                    for step in 0..4 {
+                        *out.codes.cast_mut().add((4 * group + step) * stride + row) = words[step][lane] as u32;
+                    }
+                    *out.minus_sums_16.cast_mut().add(group * stride + row) = minus_sums[lane];
+                }
+                for (i, [even, odd]) in minus_sums.as_chunks().0.iter().enumerate() {
+                    let place = (stretch * LANES / 2 + i) * stride + row;
+                    *out.minus_sums_32.cast_mut().add(place) = even + odd;
+                    if !self.layout.is_small {
+                        *out.pairs_16.cast_mut().add(place) = pair(-even, -odd);
+                    }
+                }
+                if !self.layout.is_small {
+                    for (i, [a, b, c, d]) in minus_sums.as_chunks().0.iter().enumerate() {
+                        let place = (stretch * LANES / 4 + i) * stride + row;
+                        *out.pairs_32.cast_mut().add(place) = pair(-(a + b), -(c + d));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Sixteen elements of a row; 0 past its end.
+#[inline(always)]
+fn load<S: Simd>(simd: S, x: &[f32], start: usize) -> S::V {
+    let rest = &x[start.min(x.len())..];
+    // SAFETY: no more than the rest is read.
+    unsafe { simd.load_first(rest.as_ptr(), LANES.min(rest.len())) }
+}
+
+/// The range of the elements of each lane.
+#[derive(Clone, Copy)]
+struct LaneRange<S: Simd> {
+    /// The largest magnitude.
+    largest: S::V,
+    /// NaN if an element is infinite or NaN, else 0.
+    not_finite: S::V,
+}
+
+/// What elements are divided by and multiplied with.
+struct Factors<S: Simd> {
+    scale: S::V,
+    inverse: S::V,
+}
+
+impl<S: Simd> LaneRange<S> {
+    #[inline(always)]
+    fn add(&mut self, simd: S, columns: &[S::V; LANES]) {
+        let zero = simd.splat(0.0);
+        for v in columns {
+            self.largest = simd.max(simd.max(*v, simd.sub(zero, *v)), self.largest);
+            self.not_finite = simd.add(self.not_finite, simd.mul(*v, zero));
+        }
+    }
+
+    /// The same for blocks of some neighbouring lanes.
+    #[inline(always)]
+    fn of_blocks(self, simd: S, lanes: usize) -> Self {
+        if lanes == LANES {
+            let largest = simd.splat(simd.max_lane(self.largest));
+            return Self { largest, not_finite: simd.splat(simd.sum(self.not_finite)) };
+        }
+        let (mut largest, mut not_finite) = (simd.to_array(self.largest), simd.to_array(self.not_finite));
+        for (largest, not_finite) in largest.chunks_exact_mut(lanes).zip(not_finite.chunks_exact_mut(lanes)) {
+            let (mut most, mut sum) = (0.0, 0.0);
+            for lane in 0..lanes {
+                most = if largest[lane] > most { largest[lane] } else { most };
+                sum += not_finite[lane];
+            }
+            largest.fill(most);
+            not_finite.fill(sum);
+        }
+        // SAFETY: the arrays have sixteen places.
+        unsafe { Self { largest: simd.load(largest.as_ptr()), not_finite: simd.load(not_finite.as_ptr()) } }
+    }
+
+    #[inline(always)]
+    fn factors(self, simd: S) -> Factors<S> {
+        let (most, least) = (simd.splat(LARGEST), simd.splat(SMALLEST));
+        let scale = simd.zero_unless_ge(simd.div(self.largest, most), self.largest, least);
+        let inverse = simd.zero_unless_ge(simd.div(most, self.largest), self.largest, least);
+        // NaN if an element is infinite or NaN, so that the results are.
+        Factors { scale: simd.add(scale, self.not_finite), inverse }
+    }
+}
+
+/// Sixteen codes of each lane.
+struct LaneCodes<S: Simd> {
+    /// Four codes in each word.
+    words: [S::Ints; 4],
+    /// Minus their sum.
+    minus_sums: S::Ints,
+}
+
+/// Quantises sixteen columns. Of an element that is not finite, any code will do.
+#[inline(always)]
+fn quantize<S: Simd>(simd: S, columns: &[S::V; LANES], inverse: S::V) -> LaneCodes<S> {
+    let (mut words, mut minus_sums) = ([simd.splat_int(0); 4], simd.splat_int(0));
+    for (word, columns) in words.iter_mut().zip(columns.as_chunks::<4>().0) {
+        for (byte, v) in columns.iter().enumerate() {
+            let codes = simd.round_to_ints(simd.mul(*v, inverse));
+            *word = simd.or_shifted(*word, simd.int_bits(codes, 0, 0xff), 8 * byte as u32);
+            minus_sums = simd.dot_shorts(minus_sums, codes, MINUS_ONE);
+        }
+    }
+    LaneCodes { words, minus_sums }
+}
+
+/// Factors of [`Simd::dot_shorts`] for the lower halves of lanes.
+const ONE: u32 = 1;
+const MINUS_ONE: u32 = 0xffff;
+
+/// `a + b`, where `b` fits into 16 bits.
+#[inline(always)]
+fn add_shorts<S: Simd>(simd: S, a: S::Ints, b: S::Ints) -> S::Ints {
+    simd.dot_shorts(a, b, ONE)
+}
+
+/// `-low` and `-high` in the halves of each lane. Both fit into 16 bits.
+#[inline(always)]
+fn pairs<S: Simd>(simd: S, low: S::Ints, high: S::Ints) -> S::Ints {
+    let zero = simd.splat_int(0);
+    let [low, high] = [simd.dot_shorts(zero, low, MINUS_ONE), simd.dot_shorts(zero, high, MINUS_ONE)];
+    simd.or_shifted(simd.int_bits(low, 0, 0xffff), high, 16)
+}
+
+/// Two sums of up to 32 codes in the halves of a word.
+#[inline(always)]
+fn pair(low: i32, high: i32) -> u32 {
+    u32::from(low as u16) | u32::from(high as u16) << 16
+}
