@@ -41,6 +41,8 @@ pub(super) trait Simd: Copy {
     const ROW_PANELS: usize;
     /// The most rows of a register tile of a product with quantised weights.
     const QUANT_ROWS: usize;
+    /// Panels that are computed at once in it if there are many rows. Then it has half as many rows for each.
+    const QUANT_PANELS: usize = 1;
     /// Whether [`Simd::dot_four`] needs fewer instructions than four times [`Simd::dot_bytes`].
     const SUMS_FOUR: bool = false;
     /// Whether [`Simd::dot_signed`] takes weights that are 128 larger than they should be.

@@ -78,58 +78,81 @@ impl<F: PanelFormat> SimdKernel for QuantKernel<'_, F> {
         let Range { start, end } = self.part.rows;
         for row in (start..end).step_by(BLOCK_ROWS) {
             let rows = row..end.min(row + BLOCK_ROWS);
-            for panel in self.panels.clone() {
-                // SAFETY: the panel exists (`ProductPart::run`), and no row is past the part's last.
-                unsafe {
-                    let first_left = match S::QUANT_ROWS {
-                        8 => self.many_rows::<S, 8>(simd, rows.clone(), panel),
-                        4 => self.many_rows::<S, 4>(simd, rows.clone(), panel),
-                        _ => self.many_rows::<S, 2>(simd, rows.clone(), panel),
-                    };
-                    self.rows::<S>(simd, first_left..rows.end, panel, first_left == row);
+            let mut panel = self.panels.start;
+            while panel < self.panels.end {
+                let left = self.panels.end - panel;
+                // SAFETY: the panels exist (`ProductPart::run`), and no row is past the part's last.
+                let (width, first_left) = unsafe {
+                    match (S::QUANT_ROWS, S::QUANT_PANELS) {
+                        (8, 2) if left >= 2 && !F::IS_SMALL => {
+                            (2, self.many_rows::<S, 4, 2>(simd, rows.clone(), panel))
+                        }
+                        (8, _) => (1, self.many_rows::<S, 8, 1>(simd, rows.clone(), panel)),
+                        (4, _) => (1, self.many_rows::<S, 4, 1>(simd, rows.clone(), panel)),
+                        _ => (1, self.many_rows::<S, 2, 1>(simd, rows.clone(), panel)),
+                    }
+                };
+                for panel in panel..panel + width {
+                    // SAFETY: as above.
+                    unsafe { self.rows::<S>(simd, first_left..rows.end, panel, first_left == row) };
                 }
+                panel += width;
             }
         }
     }
 }
 
 impl<F: PanelFormat> QuantKernel<'_, F> {
-    /// Computes all whole tiles of `M` rows of a panel if they are so many that it is worth taking the panel apart.
-    /// Returns the first row that is left.
+    /// Computes all whole tiles of `M` rows of `P` panels if the rows are many: the panels are taken apart once for all
+    /// of them. Returns the first row that is left.
     ///
     /// # Safety
-    /// The rows and the panel exist.
+    /// The rows and the panels exist.
     #[inline(always)]
-    unsafe fn many_rows<S: Simd, const M: usize>(&self, simd: S, rows: Range<usize>, panel: usize) -> usize {
-        // The rows of a register tile are in one tile of the input. Small blocks are hardly faster when taken apart.
-        if F::IS_SMALL || rows.len() < self.many_rows || !rows.start.is_multiple_of(MAX_TILE_ROWS) {
+    unsafe fn many_rows<S: Simd, const M: usize, const P: usize>(
+        &self,
+        simd: S,
+        rows: Range<usize>,
+        panel: usize,
+    ) -> usize {
+        // The rows of a register tile are in one tile of the input. Small blocks are no faster when taken apart.
+        if F::IS_SMALL || rows.len() < self.many_rows.max(M) || !rows.start.is_multiple_of(MAX_TILE_ROWS) {
             return rows.start;
         }
         let num_rows = rows.len() / M * M;
         let layout = PanelLayout::of(F::FORMAT);
         const { assert!(F::BLOCKS == PanelLayout::of(F::FORMAT).blocks) };
-        let mut results = [[0.0_f32; LANES]; BLOCK_ROWS];
-        let mut space = UnpackedChunk::new();
+        let mut results = [[[0.0_f32; LANES]; P]; BLOCK_ROWS];
+        let mut space = [const { UnpackedChunk::new() }; P];
         // SAFETY: the caller's promise. A panel has `num_chunks` chunks.
         unsafe {
-            let mut at: *const u8 = self.operands.w.panel(panel).data.get();
             for chunk in 0..layout.num_chunks(F::FORMAT, self.operands.w.k()) {
-                space.fill(simd, self.format, at);
+                let mut at = [std::ptr::null(); P];
+                for p in 0..P {
+                    let data: *const u8 = self.operands.w.panel(panel + p).data.get();
+                    space[p].fill(simd, self.format, data.add(chunk * layout.chunk_bytes));
+                    at[p] = space[p].as_ptr();
+                }
                 for first in (0..num_rows).step_by(M) {
                     let x = self.operands.x.row(F::IS_SMALL, rows.start + first);
-                    let mut sums = [simd.splat(0.0); M];
+                    let mut sums = [[simd.splat(0.0); P]; M];
                     for m in 0..M {
-                        sums[m] = simd.load(results[first + m].as_ptr());
+                        for p in 0..P {
+                            sums[m][p] = simd.load(results[first + m][p].as_ptr());
+                        }
                     }
-                    add_chunk(simd, Unpacked(self.format), space.as_ptr(), chunk, x, None, &mut sums);
+                    add_chunk(simd, Unpacked(self.format), at, chunk, x, Prefetch::None, &mut sums);
                     for m in 0..M {
-                        simd.store(results[first + m].as_mut_ptr(), sums[m]);
+                        for p in 0..P {
+                            simd.store(results[first + m][p].as_mut_ptr(), sums[m][p]);
+                        }
                     }
                 }
-                at = at.add(layout.chunk_bytes);
             }
             for row in 0..num_rows {
-                self.part.store(simd, rows.start + row, panel, simd.load(results[row].as_ptr()));
+                for p in 0..P {
+                    self.part.store(simd, rows.start + row, panel + p, simd.load(results[row][p].as_ptr()));
+                }
             }
         }
         rows.start + num_rows
@@ -186,81 +209,106 @@ impl<F: PanelFormat> QuantKernel<'_, F> {
     #[inline(always)]
     unsafe fn tile<S: Simd, const M: usize>(&self, simd: S, row: usize, panel: usize, is_first: bool) {
         let layout = PanelLayout::of(F::FORMAT);
-        // The panel is in a cache from the second tile on. Spread over the steps: the processor handles only a few
-        // misses at a time.
-        let per_step = is_first.then_some(layout.chunk_bytes.div_ceil(8 * num_parts::<F>()));
-        let mut results = [simd.splat(0.0); M];
+        // The panel is in a cache from the second tile on.
+        let prefetch = match is_first {
+            true => Prefetch::PerStep(layout.chunk_bytes.div_ceil(8 * num_parts::<F>())),
+            false => Prefetch::None,
+        };
+        let mut results = [[simd.splat(0.0)]; M];
         // SAFETY: a panel has `num_chunks` chunks. A row of the input is as long, with zeros behind its end.
         unsafe {
             let mut at: *const u8 = self.operands.w.panel(panel).data.get();
             let x = self.operands.x.row(F::IS_SMALL, row);
             for chunk in 0..layout.num_chunks(F::FORMAT, self.operands.w.k()) {
-                add_chunk(simd, self.format, at, chunk, x, per_step, &mut results);
+                add_chunk(simd, self.format, [at], chunk, x, prefetch, &mut results);
                 at = at.add(layout.chunk_bytes);
             }
             for m in 0..M {
-                self.part.store(simd, row + m, panel, results[m]);
+                self.part.store(simd, row + m, panel, results[m][0]);
             }
         }
     }
 }
 
-/// Adds the products of a chunk of a panel with `M` rows. At each step, so many bytes ahead of it are prefetched.
+/// How weights are prefetched. It is spread over the steps, because the processor handles only a few misses at a time.
+#[derive(Clone, Copy)]
+enum Prefetch {
+    None,
+    /// So many bytes at each step.
+    PerStep(usize),
+}
+
+impl Prefetch {
+    #[inline(always)]
+    fn at<S: Simd>(self, simd: S, chunk: *const u8, step: usize) {
+        if let Prefetch::PerStep(bytes) = self {
+            simd.prefetch(chunk.wrapping_add(PREFETCH_BYTES + step * bytes));
+        }
+    }
+}
+
+/// Adds the products of a chunk of `P` panels with `M` rows.
 ///
 /// # Safety
-/// `at` is a chunk in this format, and the input has this chunk of these rows.
+/// `at` are chunks in this format, and the input has this chunk of these rows.
 #[inline(always)]
-unsafe fn add_chunk<S: Simd, F: PanelFormat, const M: usize>(
+unsafe fn add_chunk<S: Simd, F: PanelFormat, const M: usize, const P: usize>(
     simd: S,
     format: F,
-    at: *const u8,
+    at: [*const u8; P],
     chunk: usize,
     x: QuantRow,
-    prefetched_per_step: Option<usize>,
-    results: &mut [S::V; M],
+    prefetch: Prefetch,
+    results: &mut [[S::V; P]; M],
 ) {
     for block in 0..F::BLOCKS {
         let block_in_row = chunk * F::BLOCKS + block;
-        let mut sums = [simd.splat(0.0); M];
+        let mut sums = [[simd.splat(0.0); P]; M];
         for part in block * parts_of_block::<F>()..(block + 1) * parts_of_block::<F>() {
             // Counted from the start of the row.
             let part_in_row = chunk * num_parts::<F>() + part;
-            let mut ints = [simd.splat_int(0); M];
+            let mut ints = [[simd.splat_int(0); P]; M];
             // SAFETY: the caller's promise.
             unsafe {
                 let words = x.codes.add(part_in_row * (PART / 4) * x.stride);
                 macro_rules! four_steps {
                     ($half:literal: $($step:literal)*) => {
                         if $half * HALF % F::GROUP == 0 {
-                            ints = begin::<S, F, M>(simd, x, 2 * part_in_row + $half);
+                            ints = begin::<S, F, M, P>(simd, x, 2 * part_in_row + $half);
                         }
                         if S::SUMS_FOUR && !F::IS_SIGNED {
-                            let mut four = [simd.table(&[0; LANES]); 4];
+                            let mut codes = [[simd.table(&[0; LANES]); 4]; P];
                             $(
-                                if let Some(bytes) = prefetched_per_step {
-                                    simd.prefetch(at.wrapping_add(PREFETCH_BYTES + (8 * part + $step) * bytes));
+                                for p in 0..P {
+                                    prefetch.at(simd, at[p], 8 * part + $step);
+                                    codes[p][$step % 4] = format.codes::<S, $step>(simd, at[p], part);
                                 }
-                                four[$step % 4] = format.codes::<S, $step>(simd, at, part);
                             )*
                             for m in 0..M {
                                 let word = |step: usize| *words.add((4 * $half + step) * x.stride + m);
                                 let of_row = [word(0), word(1), word(2), word(3)];
-                                ints[m] = simd.dot_four(ints[m], four, of_row, F::LARGEST);
+                                for p in 0..P {
+                                    ints[m][p] = simd.dot_four(ints[m][p], codes[p], of_row, F::LARGEST);
+                                }
                             }
                         } else {
                             $(
-                                if let Some(bytes) = prefetched_per_step {
-                                    simd.prefetch(at.wrapping_add(PREFETCH_BYTES + (8 * part + $step) * bytes));
+                                let mut codes = [simd.table(&[0; LANES]); P];
+                                for p in 0..P {
+                                    prefetch.at(simd, at[p], 8 * part + $step);
+                                    codes[p] = format.codes::<S, $step>(simd, at[p], part);
                                 }
-                                let codes = format.codes::<S, $step>(simd, at, part);
-                                add_products::<S, F, M>(simd, &mut ints, codes, words.add($step * x.stride));
+                                add_products::<S, F, M, P>(simd, &mut ints, codes, words.add($step * x.stride));
                             )*
                         }
                         if ($half + 1) * HALF % F::GROUP == 0 {
-                            let scale = format.scale(simd, at, (part * PART + $half * HALF) / F::GROUP);
-                            for m in 0..M {
-                                let product = simd.to_floats(ints[m]);
-                                sums[m] = if F::IS_SMALL { product } else { simd.fused(product, scale, sums[m]) };
+                            for p in 0..P {
+                                let scale = format.scale(simd, at[p], (part * PART + $half * HALF) / F::GROUP);
+                                for m in 0..M {
+                                    let product = simd.to_floats(ints[m][p]);
+                                    sums[m][p] =
+                                        if F::IS_SMALL { product } else { simd.fused(product, scale, sums[m][p]) };
+                                }
                             }
                         }
                     };
@@ -271,15 +319,17 @@ unsafe fn add_chunk<S: Simd, F: PanelFormat, const M: usize>(
         }
         // SAFETY: the caller's promise.
         unsafe {
-            let minima = minima::<S, F, M>(simd, format, at, block_in_row, x);
-            let [factor, minimum_factor] = format.factors(simd, at, block);
-            for m in 0..M {
-                let mut result = simd.mul(factor, sums[m]);
-                if F::HAS_MINIMUM {
-                    result = simd.fused(minimum_factor, simd.to_floats(minima[m]), result);
+            for p in 0..P {
+                let minima = minima::<S, F, M>(simd, format, at[p], block_in_row, x);
+                let [factor, minimum_factor] = format.factors(simd, at[p], block);
+                for m in 0..M {
+                    let mut result = simd.mul(factor, sums[m][p]);
+                    if F::HAS_MINIMUM {
+                        result = simd.fused(minimum_factor, simd.to_floats(minima[m]), result);
+                    }
+                    let scale = simd.splat(*x.scales.add(block_in_row * x.stride + m));
+                    results[m][p] = simd.fused(result, scale, results[m][p]);
                 }
-                let scale = simd.splat(*x.scales.add(block_in_row * x.stride + m));
-                results[m] = simd.fused(result, scale, results[m]);
             }
         }
     }
@@ -291,9 +341,13 @@ unsafe fn add_chunk<S: Simd, F: PanelFormat, const M: usize>(
 /// # Safety
 /// The input has these rows.
 #[inline(always)]
-unsafe fn begin<S: Simd, F: PanelFormat, const M: usize>(simd: S, x: QuantRow, half: usize) -> [S::Ints; M] {
+unsafe fn begin<S: Simd, F: PanelFormat, const M: usize, const P: usize>(
+    simd: S,
+    x: QuantRow,
+    half: usize,
+) -> [[S::Ints; P]; M] {
     let bias = if F::IS_SIGNED && S::ADDS_128 { 128 } else { F::BIAS };
-    let mut ints = [simd.splat_int(0); M];
+    let mut ints = [[simd.splat_int(0); P]; M];
     if bias != 0 {
         for m in 0..M {
             // SAFETY: the caller's promise.
@@ -304,7 +358,10 @@ unsafe fn begin<S: Simd, F: PanelFormat, const M: usize>(simd: S, x: QuantRow, h
                 }
             };
             // A shift, because it takes its operand from memory.
-            ints[m] = simd.or_shifted(ints[m], simd.splat_int(minus_sum), bias.trailing_zeros());
+            let start = simd.or_shifted(simd.splat_int(0), simd.splat_int(minus_sum), bias.trailing_zeros());
+            for p in 0..P {
+                ints[m][p] = start;
+            }
         }
     }
     ints
@@ -315,19 +372,21 @@ unsafe fn begin<S: Simd, F: PanelFormat, const M: usize>(simd: S, x: QuantRow, h
 /// # Safety
 /// The words exist.
 #[inline(always)]
-unsafe fn add_products<S: Simd, F: PanelFormat, const M: usize>(
+unsafe fn add_products<S: Simd, F: PanelFormat, const M: usize, const P: usize>(
     simd: S,
-    ints: &mut [S::Ints; M],
-    codes: S::Bytes,
+    ints: &mut [[S::Ints; P]; M],
+    codes: [S::Bytes; P],
     words: *const u32,
 ) {
     for m in 0..M {
         // SAFETY: the caller's promise.
         let word = unsafe { *words.add(m) };
-        ints[m] = match F::IS_SIGNED {
-            true => simd.dot_signed(ints[m], codes, word),
-            false => simd.dot_bytes(ints[m], codes, word),
-        };
+        for p in 0..P {
+            ints[m][p] = match F::IS_SIGNED {
+                true => simd.dot_signed(ints[m][p], codes[p], word),
+                false => simd.dot_bytes(ints[m][p], codes[p], word),
+            };
+        }
     }
 }
 

@@ -26,6 +26,7 @@ impl Simd for Avx512 {
     const QUERIES: usize = 4;
     const ROW_PANELS: usize = 4;
     const QUANT_ROWS: usize = 8;
+    const QUANT_PANELS: usize = 2;
     const ADDS_128: bool = true;
     const SHORT_DOTS: bool = true;
 

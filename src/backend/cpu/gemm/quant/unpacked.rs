@@ -24,7 +24,7 @@ const MAX_BLOCKS: usize = 4;
 const MAX_GROUPS: usize = 16;
 
 impl UnpackedChunk {
-    pub fn new() -> Self {
+    pub const fn new() -> Self {
         Self {
             codes: [[0; 4 * LANES]; MAX_BLOCK_WEIGHTS / 4],
             factors: [[[0.0; LANES]; 2]; MAX_BLOCKS],
