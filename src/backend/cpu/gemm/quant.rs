@@ -94,7 +94,7 @@ impl<F: PanelFormat> SimdKernel for QuantKernel<'_, F> {
                 };
                 for panel in panel..panel + width {
                     // SAFETY: as above.
-                    unsafe { self.rows::<S>(simd, first_left..rows.end, panel, first_left == row) };
+                    unsafe { self.rows::<S>(simd, first_left..rows.end, panel) };
                 }
                 panel += width;
             }
@@ -141,7 +141,7 @@ impl<F: PanelFormat> QuantKernel<'_, F> {
                             sums[m][p] = simd.load(results[first + m][p].as_ptr());
                         }
                     }
-                    add_chunk(simd, Unpacked(self.format), at, chunk, x, Prefetch::None, &mut sums);
+                    add_chunk(simd, Unpacked(self.format), at, chunk, x, &mut sums);
                     for m in 0..M {
                         for p in 0..P {
                             simd.store(results[first + m][p].as_mut_ptr(), sums[m][p]);
@@ -163,13 +163,7 @@ impl<F: PanelFormat> QuantKernel<'_, F> {
     /// # Safety
     /// The rows and the panel exist.
     #[inline(always)]
-    unsafe fn rows<S: Simd>(
-        &self,
-        simd: S,
-        Range { start: mut row, end }: Range<usize>,
-        panel: usize,
-        mut is_first: bool,
-    ) {
+    unsafe fn rows<S: Simd>(&self, simd: S, Range { start: mut row, end }: Range<usize>, panel: usize) {
         while row < end {
             // The rows of a register tile are in one tile of the input.
             let rest = (end - row).min(MAX_TILE_ROWS - row % MAX_TILE_ROWS).min(S::QUANT_ROWS);
@@ -177,28 +171,27 @@ impl<F: PanelFormat> QuantKernel<'_, F> {
             unsafe {
                 match rest {
                     1 => {
-                        self.tile::<S, 1>(simd, row, panel, is_first);
+                        self.tile::<S, 1>(simd, row, panel);
                         row += 1;
                     }
                     2 | 3 => {
-                        self.tile::<S, 2>(simd, row, panel, is_first);
+                        self.tile::<S, 2>(simd, row, panel);
                         row += 2;
                     }
                     8.. if S::QUANT_ROWS >= 8 => {
-                        self.tile::<S, 8>(simd, row, panel, is_first);
+                        self.tile::<S, 8>(simd, row, panel);
                         row += 8;
                     }
                     _ if S::QUANT_ROWS >= 4 => {
-                        self.tile::<S, 4>(simd, row, panel, is_first);
+                        self.tile::<S, 4>(simd, row, panel);
                         row += 4;
                     }
                     _ => {
-                        self.tile::<S, 2>(simd, row, panel, is_first);
+                        self.tile::<S, 2>(simd, row, panel);
                         row += 2;
                     }
                 }
             }
-            is_first = false;
         }
     }
 
@@ -207,20 +200,15 @@ impl<F: PanelFormat> QuantKernel<'_, F> {
     /// # Safety
     /// Rows `row .. row + M` and the panel exist.
     #[inline(always)]
-    unsafe fn tile<S: Simd, const M: usize>(&self, simd: S, row: usize, panel: usize, is_first: bool) {
+    unsafe fn tile<S: Simd, const M: usize>(&self, simd: S, row: usize, panel: usize) {
         let layout = PanelLayout::of(F::FORMAT);
-        // The panel is in a cache from the second tile on.
-        let prefetch = match is_first {
-            true => Prefetch::PerStep(layout.chunk_bytes.div_ceil(8 * num_parts::<F>())),
-            false => Prefetch::None,
-        };
         let mut results = [[simd.splat(0.0)]; M];
         // SAFETY: a panel has `num_chunks` chunks. A row of the input is as long, with zeros behind its end.
         unsafe {
             let mut at: *const u8 = self.operands.w.panel(panel).data.get();
             let x = self.operands.x.row(F::IS_SMALL, row);
             for chunk in 0..layout.num_chunks(F::FORMAT, self.operands.w.k()) {
-                add_chunk(simd, self.format, [at], chunk, x, prefetch, &mut results);
+                add_chunk(simd, self.format, [at], chunk, x, &mut results);
                 at = at.add(layout.chunk_bytes);
             }
             for m in 0..M {
@@ -230,24 +218,16 @@ impl<F: PanelFormat> QuantKernel<'_, F> {
     }
 }
 
-/// How weights are prefetched. It is spread over the steps, because the processor handles only a few misses at a time.
-#[derive(Clone, Copy)]
-enum Prefetch {
-    None,
-    /// So many bytes at each step.
-    PerStep(usize),
-}
-
-impl Prefetch {
-    #[inline(always)]
-    fn at<S: Simd>(self, simd: S, chunk: *const u8, step: usize) {
-        if let Prefetch::PerStep(bytes) = self {
-            simd.prefetch(chunk.wrapping_add(PREFETCH_BYTES + step * bytes));
-        }
+/// Prefetches what a step needs of a later chunk. Where the panel is in a cache already, this costs little.
+#[inline(always)]
+fn prefetch<S: Simd, F: PanelFormat>(simd: S, chunk: *const u8, step: usize) {
+    if F::PREFETCHED {
+        let bytes = PanelLayout::of(F::FORMAT).chunk_bytes.div_ceil(8 * num_parts::<F>());
+        simd.prefetch(chunk.wrapping_add(PREFETCH_BYTES + step * bytes));
     }
 }
 
-/// Adds the products of a chunk of `P` panels with `M` rows.
+/// Adds the products of a chunk of `P` panels with `M` rows. Only a panel that is alone is prefetched.
 ///
 /// # Safety
 /// `at` are chunks in this format, and the input has this chunk of these rows.
@@ -258,13 +238,18 @@ unsafe fn add_chunk<S: Simd, F: PanelFormat, const M: usize, const P: usize>(
     at: [*const u8; P],
     chunk: usize,
     x: QuantRow,
-    prefetch: Prefetch,
     results: &mut [[S::V; P]; M],
 ) {
     for block in 0..F::BLOCKS {
         let block_in_row = chunk * F::BLOCKS + block;
         let mut sums = [[simd.splat(0.0); P]; M];
         for part in block * parts_of_block::<F>()..(block + 1) * parts_of_block::<F>() {
+            // With few rows, the prefetches of a part are spread over its steps: the processor handles only a few misses
+            // at a time. With many rows they are together, because the compiler moves no load of an operand across one.
+            let are_together = M > 2;
+            for step in 0..if are_together { 8 } else { 0 } {
+                prefetch::<S, F>(simd, at[0], 8 * part + step);
+            }
             // Counted from the start of the row.
             let part_in_row = chunk * num_parts::<F>() + part;
             let mut ints = [[simd.splat_int(0); P]; M];
@@ -279,8 +264,10 @@ unsafe fn add_chunk<S: Simd, F: PanelFormat, const M: usize, const P: usize>(
                         if S::SUMS_FOUR && !F::IS_SIGNED {
                             let mut codes = [[simd.table(&[0; LANES]); 4]; P];
                             $(
+                                if !are_together {
+                                    prefetch::<S, F>(simd, at[0], 8 * part + $step);
+                                }
                                 for p in 0..P {
-                                    prefetch.at(simd, at[p], 8 * part + $step);
                                     codes[p][$step % 4] = format.codes::<S, $step>(simd, at[p], part);
                                 }
                             )*
@@ -293,9 +280,11 @@ unsafe fn add_chunk<S: Simd, F: PanelFormat, const M: usize, const P: usize>(
                             }
                         } else {
                             $(
+                                if !are_together {
+                                    prefetch::<S, F>(simd, at[0], 8 * part + $step);
+                                }
                                 let mut codes = [simd.table(&[0; LANES]); P];
                                 for p in 0..P {
-                                    prefetch.at(simd, at[p], 8 * part + $step);
                                     codes[p] = format.codes::<S, $step>(simd, at[p], part);
                                 }
                                 add_products::<S, F, M, P>(simd, &mut ints, codes, words.add($step * x.stride));

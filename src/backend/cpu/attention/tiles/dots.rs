@@ -42,7 +42,7 @@ impl QueryProducts for DotProducts {
 #[target_feature(enable = "avx512f,avx512bf16")]
 fn dot_pairs(acc: __m512, a: __m512i, b: __m512i) -> __m512 {
     // SAFETY: the types differ only in name.
-    let (a, b): (__m512bh, __m512bh) = unsafe { (std::mem::transmute(a), std::mem::transmute(b)) };
+    let (a, b) = unsafe { (std::mem::transmute::<__m512i, __m512bh>(a), std::mem::transmute::<__m512i, __m512bh>(b)) };
     _mm512_dpbf16_ps(acc, a, b)
 }
 

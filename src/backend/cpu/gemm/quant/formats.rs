@@ -21,6 +21,8 @@ pub(super) trait PanelFormat: Copy {
     const IS_SIGNED: bool = false;
     /// The largest code, if codes have no sign.
     const LARGEST: u8 = 15;
+    /// Chunks come from memory.
+    const PREFETCHED: bool = true;
 
     /// The factors of a weight block of the chunk. The first one is for the sum of products. The second one is for the
     /// sum that [`PanelFormat::HAS_MINIMUM`] adds: minus the sum of the input in a small block, and the sum of minima
