@@ -49,6 +49,10 @@ pub struct EmulatedOptions {
     pub thread_order: u32,
     /// Kernels run as PTX for this architecture instead of as C++.
     pub ptx: Option<Architecture>,
+    /// With PTX: each kernel is compared with that of this folder, and the device fails where they part.
+    pub against: Option<PathBuf>,
+    /// With PTX: results that depend on memory which was never written are no failure.
+    pub takes_unwritten: bool,
 }
 
 impl Default for EmulatedOptions {
@@ -61,6 +65,8 @@ impl Default for EmulatedOptions {
             ignores_waits: false,
             thread_order: 0,
             ptx: ptx::asked_for(),
+            against: None,
+            takes_unwritten: false,
         }
     }
 }
@@ -141,7 +147,8 @@ impl EmulatedDevice {
             total_memory: options.total_memory,
         };
         let seed = options.seed.wrapping_add(u64::from(options.thread_order) << 32);
-        let interpreter = options.ptx.map(|architecture| RefCell::new(Interpreter::new(architecture, seed)));
+        let interpreter = |architecture| RefCell::new(Interpreter::new(architecture, seed, !options.takes_unwritten));
+        let interpreter = options.ptx.map(interpreter);
         Self {
             info,
             random: Cell::new(options.seed),
@@ -269,7 +276,14 @@ impl EmulatedDevice {
             }
             Operation::Graph(graph) => {
                 let operations = self.graphs.borrow()[graph.0].clone();
+                // It is replayed for fewer rows than it was recorded for. Nobody takes the others.
+                let check_results = |checks| {
+                    let Some(interpreter) = &self.interpreter else { return false };
+                    std::mem::replace(&mut interpreter.borrow_mut().gpu.options.check_results, checks)
+                };
+                let before = check_results(false);
                 operations.iter().try_for_each(|operation| self.perform(operation))?;
+                check_results(before);
             }
             Operation::Record(_) | Operation::Wait(_) => unreachable!("events are the streams' own"),
         }
@@ -442,15 +456,21 @@ impl Device for EmulatedDevice {
         let root = &self.options.kernels;
         if let Some(interpreter) = &self.interpreter {
             let architecture = interpreter.borrow().architecture;
+            let others = self.options.against.as_ref();
             let modules: Vec<_> = std::thread::scope(|scope| {
-                let compile = |source| scope.spawn(move || ptx::module(root, source, architecture));
+                let compile = |source| {
+                    scope.spawn(move || -> DeviceResult<_> {
+                        let other = others.map(|root| ptx::module(root, source, architecture)).transpose()?;
+                        Ok((ptx::module(root, source, architecture)?, other))
+                    })
+                };
                 let compiling: Vec<_> = sources.iter().map(compile).collect();
                 compiling.into_iter().map(|thread| thread.join().expect("the compiler's thread")).collect()
             });
             let known = &mut interpreter.borrow_mut().modules;
             return modules
                 .into_iter()
-                .map(|module| {
+                .map(|module: DeviceResult<_>| {
                     known.push(module?);
                     Ok(ModuleId(known.len() - 1))
                 })
@@ -466,7 +486,7 @@ impl Device for EmulatedDevice {
 
     fn kernel(&self, module: ModuleId, name: &str, _: u32) -> DeviceResult<KernelId> {
         if let Some(interpreter) = &self.interpreter {
-            let found = interpreter.borrow().modules[module.0].entry(name).map(|_| ());
+            let found = interpreter.borrow().modules[module.0].0.entry(name).map(|_| ());
             found.map_err(|error| DeviceError::Other(error.to_string()))?;
             self.kernels.borrow_mut().push((name.into(), KernelCode::Ptx(module.0)));
             return Ok(KernelId(self.kernels.borrow().len() - 1));

@@ -2,6 +2,7 @@
 //! what is wrong and where. With `PAGETIDE_TEST_DEVICE=ptx-sm_80` or `ptx-sm_90a` all other tests run on PTX too.
 
 use crate::attention::{check_long, check_tiles};
+use crate::emulation::compile::kernels;
 use crate::emulation::ptx::{Architecture, nvcc};
 use crate::emulation::{EmulatedDevice, EmulatedOptions};
 use crate::support::{failure_of_broken, parallel};
@@ -43,7 +44,7 @@ fn broken_kernels_are_found_with_their_line() {
     if !has_nvcc() {
         return;
     }
-    let breakages: [Breakage; 6] = [
+    let breakages: [Breakage; 8] = [
         // Warps would overwrite V while others read it.
         (
             "attention.cu",
@@ -71,6 +72,20 @@ fn broken_kernels_are_found_with_their_line() {
             "shared + (token + 4096) * LOADED_STRIDE + column, from",
             ["out of bounds", "include/attention.cuh:"],
         ),
+        // One row too far: what is read of the first row was never written.
+        (
+            "include/attention.cuh",
+            "shared + token * LOADED_STRIDE + column, from",
+            "shared + (token + 1) * LOADED_STRIDE + column, from",
+            ["uninitialized read", "include/"],
+        ),
+        // Rows of Q one too far.
+        (
+            "include/attention.cuh",
+            "row_tile * 16 + lane % 16) * ROW_STRIDE + k * 16",
+            "row_tile * 16 + lane % 16 + 1) * ROW_STRIDE + k * 16",
+            ["race", "include/"],
+        ),
         // Half of Q is never copied.
         (
             "attention.cu",
@@ -94,6 +109,37 @@ fn broken_kernels_are_found_with_their_line() {
         });
         let failure = failure.unwrap_or_else(|| panic!("nobody notices {to:?} in {file}"));
         assert!(wanted.iter().all(|part| failure.contains(part)), "{to:?}: {failure}");
+    });
+}
+
+/// The line of a piece of text in a file of the kernels.
+fn line_of(file: &str, text: &str) -> usize {
+    let contents = std::fs::read_to_string(kernels().join(file)).unwrap();
+    let at = contents.find(text).unwrap_or_else(|| panic!("{file} has no {text:?}"));
+    contents[..at].matches('\n').count() + 1
+}
+
+/// Kernels with wrong fragments and strides run without a finding. Beside the right ones, the first instruction whose
+/// result differs is in the line that is wrong.
+#[test]
+fn wrong_fragments_are_found_beside_right_ones() {
+    if !has_nvcc() {
+        return;
+    }
+    let breakages = [
+        ("include/attention.cuh", "mma(s[r][2 * n], a[r], b[0], b[1]", "mma(s[r][2 * n], a[r], b[0], b[2]"),
+        ("include/attention.cuh", "pair[i % 2 * 2], pair[i % 2 * 2 + 1]", "pair[i % 2 * 2 + 1], pair[i % 2 * 2]"),
+        ("include/attention.cuh", "load_matrix_x4_trans(b, v", "load_matrix_x4(b, v"),
+        ("include/attention.cuh", "row_tile * 16 + lane % 16", "row_tile * 16 + lane % 8"),
+        ("include/attention.cuh", "lane / 8 % 2 * 8);", "(lane / 8 + 1) % 2 * 8);"),
+    ];
+    parallel(0..breakages.len() as u64, |i| {
+        let (file, from, to) = breakages[i as usize];
+        let options = EmulatedOptions { against: Some(kernels()), ..options(Architecture::Sm90a) };
+        let failure = failure_of_broken(file, from, to, &options, |device| check_tiles(device));
+        let failure = failure.unwrap_or_else(|| panic!("nobody notices {to:?} in {file}"));
+        let line = format!("{file}:{}", line_of(file, from));
+        assert!(failure.contains("divergence") && failure.contains(&line), "{to:?}, {line}: {failure}");
     });
 }
 

@@ -222,10 +222,13 @@ fn same_tokens_under_pressure() {
         Setting { extra: true, ..setting(PreemptionMode::Swap) },
         Setting { extra: true, ..setting(PreemptionMode::Recompute) },
     ];
+    // What these have beyond the rest is the scheduler's, and PTX is executed instruction by instruction.
+    let settings = if executes_ptx() { vec![settings[3], settings[6]] } else { settings.to_vec() };
     parallel(0..settings.len() as u64, |i| {
         let setting = &settings[i as usize];
         let expected = expected(setting);
-        for seed in 0..if setting.dtype == DType::F32 { 5 } else { 2 } {
+        let num_seeds = if setting.dtype == DType::F32 { 5 } else { 2 };
+        for seed in 0..if executes_ptx() { 1 } else { num_seeds } {
             for overlap in [false, true] {
                 check_under_pressure(&Setting { overlap, ..*setting }, seed, &expected);
             }
@@ -259,6 +262,9 @@ fn check_under_pressure(setting: &Setting, seed: u64, expected: &BTreeMap<(Reque
 /// The test above would notice a missing wait: on a device whose streams do not wait for each other, tokens change.
 #[test]
 fn a_missing_wait_shows() {
+    if executes_ptx() {
+        return; // It is found before it shows: blocks are used that nothing has written yet.
+    }
     for overlap in [false, true] {
         let setting = Setting { overlap, ..setting(PreemptionMode::Swap) };
         let expected = expected(&setting);
@@ -274,7 +280,8 @@ fn a_missing_wait_shows() {
 /// Replayed decode steps give the same results as steps that are launched kernel by kernel.
 #[test]
 fn graphs_change_nothing() {
-    for model in ["llama-gqa-tied", "qwen3-moe-norm", "gemma2"] {
+    let models = ["qwen3-moe-norm", "llama-gqa-tied", "gemma2"];
+    for model in &models[..if executes_ptx() { 1 } else { 3 }] {
         let (setting, mut outputs) = (Setting { model, ..setting(PreemptionMode::Swap) }, Vec::new());
         for graphs in [false, true] {
             let device = Rc::new(EmulatedDevice::new(EmulatedOptions::default()));

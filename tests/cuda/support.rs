@@ -22,6 +22,17 @@ pub fn on_gpu() -> bool {
     std::env::var_os("PAGETIDE_TEST_DEVICE").is_some_and(|kind| kind == "cuda")
 }
 
+/// Whether kernels that are broken on purpose can be run to see that a check notices. A GPU runs the kernels that are
+/// built into the program, and for PTX each of them would be compiled by nvcc: the module `ptx` has its own.
+pub fn on_emulation() -> bool {
+    !on_gpu() && !executes_ptx()
+}
+
+/// Whether the tests run on executed PTX, which is much slower than the emulation.
+pub fn executes_ptx() -> bool {
+    crate::emulation::ptx::asked_for().is_some()
+}
+
 /// The emulation, or, with `PAGETIDE_TEST_DEVICE=cuda`, the first GPU; with `ptx-sm_80` or `ptx-sm_90a`, the emulation
 /// with kernels that run as PTX.
 pub fn device(thread_order: u32) -> Rc<dyn Device> {
@@ -36,14 +47,7 @@ pub fn device(thread_order: u32) -> Rc<dyn Device> {
 /// The thread orders that everything is run under. A GPU has its own order, accesses out of bounds are the same under
 /// any order, and the interpreter of PTX finds races whatever the order.
 pub fn thread_orders() -> std::ops::Range<u32> {
-    if on_gpu()
-        || crate::emulation::ptx::asked_for().is_some()
-        || std::env::var_os("PAGETIDE_KERNEL_SANITIZER").is_some()
-    {
-        0..1
-    } else {
-        0..3
-    }
+    if on_gpu() || executes_ptx() || std::env::var_os("PAGETIDE_KERNEL_SANITIZER").is_some() { 0..1 } else { 0..3 }
 }
 
 /// SplitMix64.

@@ -55,7 +55,7 @@ pub fn load_on_gpu(
     let (mut backend, mut decoder) = loading.model(&device, progress)?;
 
     let layout = kv_layout(options, &loading.spec, dtype);
-    run_at_its_largest(&mut backend, &mut decoder, layout, &loading)?;
+    run_at_its_largest(&mut backend, &mut decoder, layout, &*device, &loading)?;
     // All buffers are allocated and all kernels loaded, so the memory that is free now stays free.
     let (free, total) = device.memory()?;
     let share = options.memory_fraction.gpu;
@@ -152,22 +152,27 @@ impl GpuLoading {
     }
 }
 
-/// Runs a prefill step and a decode step of maximum size over a KV pool of one block, so that everything that is
-/// allocated or loaded on first use exists afterwards.
+/// Runs a prefill step and a decode step of maximum size, so that everything that is allocated or loaded on first use
+/// exists afterwards. The KV pool has a slot for each row of these steps if half of the free memory is enough for that;
+/// with fewer, rows write over each other's K and V, which changes nothing that is looked at.
 fn run_at_its_largest(
     backend: &mut CudaBackend,
     decoder: &mut Decoder<CudaBackend>,
     layout: KvLayout,
+    device: &dyn Device,
     loading: &GpuLoading,
 ) -> Result<(), StartError> {
-    backend.allocate_kv(layout, 1, 0)?;
+    let max_rows = loading.max_rows().max(loading.max_seqs());
+    let (free, _) = device.memory()?;
+    let num_blocks = max_rows.div_ceil(layout.block_size).min(free / 2 / layout.block_bytes()).max(1);
+    backend.allocate_kv(layout, num_blocks, 0)?;
     let max_len = max_model_len(&loading.options, &loading.spec);
     let full = |total: usize| (0..total).step_by(max_len).map(move |start| (0, max_len.min(total - start))).collect();
     let prefill: Vec<(usize, usize)> = full(loading.max_rows());
     // A longer context costs time but no memory.
     let decode = vec![(0, 1); loading.max_seqs()];
     for seqs in [prefill, decode] {
-        let batch = batch_of(&seqs, layout.block_size);
+        let batch = batch_of(&seqs, layout.block_size, num_blocks);
         let params = SamplingParams { top_k: 50, top_p: 0.9, repetition_penalty: 1.1, ..SamplingParams::default() };
         let draw = Draw { seed: 0, sample_index: 0, position: 0 };
         let want = LogitsWant::Sample {
@@ -189,8 +194,9 @@ fn run_at_its_largest(
     backend.allocate_kv(layout, 0, 0)
 }
 
-/// A batch of sequences `(num_computed, num_rows)`, all of whose blocks are the only one in the pool.
-fn batch_of(seqs: &[(usize, usize)], block_size: usize) -> Batch {
+/// A batch of sequences `(num_computed, num_rows)` that share the blocks of a small pool. Each row has a slot of its own
+/// while there are enough.
+fn batch_of(seqs: &[(usize, usize)], block_size: usize, num_pool_blocks: usize) -> Batch {
     let mut batch = Batch::default();
     for (num_computed, num_rows) in seqs {
         let positions = *num_computed..num_computed + num_rows;
@@ -202,8 +208,9 @@ fn batch_of(seqs: &[(usize, usize)], block_size: usize) -> Batch {
             first_block: batch.block_tables.len(),
             num_blocks,
         });
-        batch.block_tables.resize(batch.block_tables.len() + num_blocks, 0);
-        batch.slots.extend(positions.clone().map(|position| (position % block_size) as u32));
+        batch.block_tables.extend((0..num_blocks).map(|block| (block % num_pool_blocks) as u32));
+        let rows = batch.slots.len()..batch.slots.len() + num_rows;
+        batch.slots.extend(rows.map(|row| (row % (num_pool_blocks * block_size)) as u32));
         batch.positions.extend(positions.map(|position| position as u32));
         batch.tokens.resize(batch.positions.len(), 0);
         batch.token_sources.resize(batch.positions.len(), NO_SOURCE);

@@ -5,8 +5,7 @@
 
 use super::compile::{Compiling, texts};
 use pagetide::backend::cuda::device::{DeviceError, DeviceResult, Grid, ModuleSource};
-use ptx_interpreter::findings::FindingKind;
-use ptx_interpreter::{GpuOptions, GridLaunch, Module, VirtualGpu};
+use ptx_interpreter::{GpuOptions, GridLaunch, Module, PtxError, VirtualGpu};
 use std::collections::HashMap;
 use std::collections::hash_map::DefaultHasher;
 use std::fs;
@@ -107,25 +106,26 @@ pub fn module(root: &Path, source: &ModuleSource, architecture: Architecture) ->
 pub struct Interpreter {
     pub gpu: VirtualGpu,
     pub architecture: Architecture,
-    pub modules: Vec<Arc<Module>>,
+    /// Each with the one that it is compared with, if there is one.
+    pub modules: Vec<(Arc<Module>, Option<Arc<Module>>)>,
 }
 
 impl Interpreter {
-    pub fn new(architecture: Architecture, seed: u64) -> Self {
-        let options = GpuOptions { seed, ..GpuOptions::default() };
+    pub fn new(architecture: Architecture, seed: u64, check_results: bool) -> Self {
+        let options = GpuOptions { seed, check_results, ..GpuOptions::default() };
         Self { gpu: VirtualGpu::new(options), architecture, modules: Vec::new() }
     }
 
     /// Runs a kernel. What the sanitizer finds is the device's failure.
     pub fn launch(&mut self, module: usize, name: &str, grid: Grid, params: &[u8]) -> DeviceResult<()> {
         let launch = GridLaunch::new(grid.blocks, [grid.threads, 1, 1], grid.shared_bytes);
-        let mut report = self
-            .gpu
-            .launch(&self.modules[module].clone(), name, &launch, params)
-            .map_err(|error| DeviceError::Other(error.to_string()))?;
-        // Whole blocks are copied, with the places of tokens that are not there yet.
-        let copies_blocks = name == "copy_blocks";
-        report.findings.retain(|finding| !copies_blocks || finding.kind != FindingKind::Uninitialized);
+        let failed = |error: PtxError| DeviceError::Other(error.to_string());
+        let (module, other) = self.modules[module].clone();
+        if let Some(other) = other {
+            let divergence = self.gpu.compare((&module, name), (&other, name), &launch, params).map_err(failed)?;
+            return divergence.map_or(Ok(()), |divergence| Err(DeviceError::Lost(divergence.to_string())));
+        }
+        let report = self.gpu.launch(&module, name, &launch, params).map_err(failed)?;
         report.failure().map_or(Ok(()), |failure| Err(DeviceError::Lost(failure)))
     }
 }

@@ -37,6 +37,7 @@
 //! - `program`: a decoded kernel; `module`: what a program of the host loads.
 //! - `machine`: warps, blocks and launches; `memory`: device memory.
 //! - `float`, `mufu`: arithmetic with the bits of the hardware.
+//! - `divergence`: where two kernels that should compute the same part.
 //! - `races`, `findings`: the sanitizer; `counters`: the profiler.
 
 #![allow(
@@ -47,6 +48,7 @@
 
 pub mod counters;
 mod decoder;
+pub mod divergence;
 mod error;
 pub mod findings;
 pub mod float;

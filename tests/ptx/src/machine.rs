@@ -4,6 +4,7 @@ mod access;
 mod barriers;
 mod bulk;
 mod copies;
+mod definedness;
 mod fragments;
 mod groups;
 mod launch;
@@ -15,11 +16,13 @@ mod warp_ops;
 mod wgmma;
 
 use crate::counters::Counters;
+use crate::divergence::ExecutionTrace;
 use crate::findings::{AccessPlace, FindingKind, KernelFinding};
 use crate::memory::{ByteSet, GpuMemory};
 use crate::program::{KernelProgram, LaneValues, WARP_SIZE};
 use crate::races::{Knowledge, Released, Shadow, Stamp};
 use crate::source::SourceLines;
+use definedness::UndefinedLanes;
 use groups::LaneGroup;
 pub use launch::{GpuOptions, GridLaunch, LaunchReport, VirtualGpu};
 use std::collections::{BTreeMap, HashMap};
@@ -51,6 +54,8 @@ struct PendingCopy {
     offset: usize,
     contents: [u8; 16],
     bytes: usize,
+    /// Bits of the bytes whose value is undefined.
+    undefined: u64,
     /// Whether the bytes are there already, although nobody may rely on it.
     is_stored: bool,
     stamp: Stamp,
@@ -107,6 +112,9 @@ struct Warp {
     waited: Option<(u32, u32, u64)>,
     /// Ordinary writes to shared memory since the last proxy fence.
     has_generic_writes: bool,
+    /// Registers and predicates with undefined lanes.
+    undefined: HashMap<u32, UndefinedLanes>,
+    undefined_predicates: HashMap<u32, UndefinedLanes>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -141,6 +149,10 @@ struct ThreadBlock {
     cluster: u32,
     shared: Vec<u8>,
     shared_written: ByteSet,
+    /// Bytes that hold a copy of what nothing wrote; `None`: none so far.
+    shared_undefined: Option<ByteSet>,
+    /// Whether some of them were computed, and not only copied.
+    has_computed_undefined: bool,
     shared_shadow: Shadow,
     warps: Vec<Warp>,
     barriers: [BlockBarrier; 16],
@@ -171,6 +183,8 @@ pub(crate) struct LaunchRun<'a> {
     /// Bulk copies to shared memory that are under way.
     bulk: Vec<PendingBulk>,
     cluster_barriers: HashMap<u32, ClusterBarrier>,
+    /// What is executed, for the comparison with another kernel.
+    trace: Option<ExecutionTrace>,
 }
 
 #[derive(Default)]

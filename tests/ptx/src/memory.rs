@@ -49,6 +49,15 @@ impl ByteSet {
     pub fn contains(&self, at: usize, bytes: usize) -> bool {
         Self::parts(at, bytes).all(|(word, mask)| self.0[word] & mask == mask)
     }
+
+    /// The bits of up to 64 bytes.
+    pub fn within(&self, at: usize, bytes: usize) -> u64 {
+        let (word, shift) = (at / 64, at % 64);
+        let low = self.0[word] >> shift;
+        let high = if shift + bytes > 64 { self.0[word + 1] << (64 - shift) } else { 0 };
+        let mask = if bytes == 64 { !0 } else { (1 << bytes) - 1 };
+        (low | high) & mask
+    }
 }
 
 struct Region {
@@ -199,6 +208,21 @@ impl GpuMemory {
         self.regions[spot.region].written.as_ref().is_none_or(|written| written.contains(spot.offset, bytes))
     }
 
+    /// The bits of up to 64 bytes that nothing wrote.
+    pub(crate) fn unwritten(&self, spot: Spot, bytes: usize) -> u64 {
+        match &self.regions[spot.region].written {
+            Some(written) => written.within(spot.offset, bytes) ^ if bytes == 64 { !0 } else { (1 << bytes) - 1 },
+            None => 0,
+        }
+    }
+
+    /// Bytes of a place hold a copy of what nothing wrote.
+    pub(crate) fn forget(&mut self, spot: Spot, bytes: std::ops::Range<usize>) {
+        if let Some(written) = &mut self.regions[spot.region].written {
+            written.remove(spot.offset + bytes.start, bytes.len());
+        }
+    }
+
     pub(crate) fn shadow(&mut self, spot: Spot) -> &mut Shadow {
         &mut self.regions[spot.region].shadow
     }
@@ -218,6 +242,13 @@ impl GpuMemory {
         let mut contents = vec![0; bytes];
         self.load(spot, &mut contents);
         contents
+    }
+
+    /// Whether all of these bytes were written, and not with a copy of what nothing wrote. Panics if they are not
+    /// allocated.
+    pub fn is_defined(&mut self, address: u64, bytes: usize) -> bool {
+        let spot = self.spot(address, bytes);
+        self.is_written(spot, bytes)
     }
 
     /// Writes memory from the host. Panics if it is not allocated.
@@ -247,6 +278,25 @@ impl GpuMemory {
         self.write(address, &vec![value; bytes]);
     }
 
+    /// The contents of all memory.
+    pub(crate) fn snapshot(&self) -> Vec<(Vec<u8>, Option<ByteSet>)> {
+        let contents = |(index, region): (usize, &Region)| {
+            let mut contents = vec![0; region.bytes];
+            self.load(Spot { region: index, offset: 0 }, &mut contents);
+            (contents, region.written.clone())
+        };
+        self.regions.iter().enumerate().map(contents).collect()
+    }
+
+    /// Gives all memory the contents of a snapshot. Nothing was allocated or freed since.
+    pub(crate) fn restore(&mut self, snapshot: &[(Vec<u8>, Option<ByteSet>)]) {
+        assert_eq!(self.regions.len(), snapshot.len(), "the caller's promise");
+        for (index, (contents, written)) in snapshot.iter().enumerate() {
+            self.store(Spot { region: index, offset: 0 }, contents);
+            self.regions[index].written.clone_from(written);
+        }
+    }
+
     /// Bytes that are allocated and not freed.
     pub fn allocated_bytes(&self) -> usize {
         self.regions.iter().filter(|region| region.layout.is_some() && !region.freed).map(|region| region.bytes).sum()
@@ -273,6 +323,8 @@ mod tests {
         assert!(set.contains(60, 10) && !set.contains(59, 2) && !set.contains(69, 2));
         set.remove(63, 2);
         assert!(set.contains(60, 3) && !set.contains(60, 4) && set.contains(65, 5));
+        assert_eq!(set.within(58, 12), 0b1111_1001_1100);
+        assert_eq!(set.within(0, 64), 0b111 << 60);
     }
 
     #[test]

@@ -95,6 +95,57 @@ fn reads_of_what_was_never_written() {
     );
 }
 
+/// Unwritten global memory may be copied, also through shared memory, and computed with if nobody takes the result.
+#[test]
+fn uses_of_global_memory_that_was_never_written() {
+    use ptx_interpreter::{GpuOptions, GridLaunch, Module, VirtualGpu};
+    // The first 64 words are written, the others not. `%d2`: the thread's words; `%d3`: its words in the second half.
+    let launch = |body: &str| {
+        let body = format!("{ADDRESSES} add.s64 %d3, %d1, 256; {body}");
+        let module = Module::parse(&kernel(SHARED, &body)).unwrap();
+        let mut gpu = VirtualGpu::new(GpuOptions::default());
+        let out = gpu.memory.allocate(512);
+        gpu.memory.fill(out, 0, 256);
+        let report = gpu.launch(&module, "test", &GridLaunch::new([1; 3], [32, 1, 1], 0), &out.to_le_bytes()).unwrap();
+        report.findings.into_iter().map(|finding| (finding.kind, finding.message)).collect::<Vec<_>>()
+    };
+    let copied = "ld.global.u32 %r1, [%d3]; mov.b32 %r2, %r1; st.global.u32 [%d3+128], %r2;";
+    let through_shared = "cp.async.ca.shared.global [%r10], [%d3], 4; cp.async.wait_all; ld.shared.u32 %r1, [%r10];
+        st.global.u32 [%d3+128], %r1;";
+    let dropped =
+        "ld.global.u32 %r1, [%d3]; add.u32 %r2, %r1, 1; setp.lt.u32 %p1, %r0, 99; selp.u32 %r3, %r0, %r2, %p1;
+        shl.b32 %r3, %r3, 1; st.global.u32 [%d1], %r3;";
+    let by_an_mma = |lane: u32| {
+        format!(
+            "ld.global.u32 %r1, [%d1]; setp.ne.u32 %p1, %r0, {lane}; @%p1 mov.b32 %r1, 0;
+             ld.global.u32 %r2, [%d3]; setp.lt.u32 %p2, %r0, 4; selp.u32 %r3, %r2, 0, %p2;
+             mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {{%f0, %f1, %f2, %f3}}, {{%r1, %r1}}, {{%r3}},
+                 {{0f00000000, 0f00000000, 0f00000000, 0f00000000}};"
+        )
+    };
+    // Column 0 is undefined: the even registers of the first lanes of each four. Nobody takes it.
+    let of_mma = |taken: &str| format!("{} st.global.f32 [%d1], {taken};", by_an_mma(0));
+    for right in [copied, through_shared, dropped, &of_mma("%f1")] {
+        assert_eq!(launch(right), [], "{right}");
+    }
+    let used = |what: &str| {
+        vec![(FindingKind::Uninitialized, format!("{what} depends on global memory that was never written"))]
+    };
+    for (wrong, what) in [
+        ("ld.global.u32 %r1, [%d3]; add.u32 %r2, %r1, 1; st.global.u32 [%d1], %r2;", "a result"),
+        ("ld.global.u32 %r1, [%d3]; and.b32 %r1, %r1, 0; add.u32 %r2, %r9, %r1; st.shared.u32 [%r2], 1;", "an address"),
+        ("ld.global.u32 %r1, [%d3]; setp.eq.u32 %p1, %r1, 5; @%p1 bra END; END: nanosleep.u32 1;", "a decision"),
+        (
+            "ld.global.u32 %r1, [%d3]; shfl.sync.bfly.b32 %r2, %r1, 1, 31, -1; xor.b32 %r2, %r2, 1;
+          st.shared.u32 [%r10], %r2; ld.shared.u32 %r3, [%r10]; st.global.u32 [%d1], %r3;",
+            "a result",
+        ),
+        (&of_mma("%f0"), "a result"),
+    ] {
+        assert_eq!(launch(wrong)[..1], used(what), "{wrong}");
+    }
+}
+
 #[test]
 fn accesses_outside() {
     let shared = "add.u32 %r2, %r9, 4092; ld.shared.v2.u32 {%r1, %r3}, [%r2];";

@@ -20,7 +20,9 @@ usage: ptx-run FILE [options]
                            zeros:BYTES                          device memory of zeros
                            f32s:N  u32s:N                       N numbers: random in [-1, 1), or 0, 1, 2, …
                            file:PATH                            device memory with a file's contents
-  --print I:TYPE:N       after the launch, the first N numbers (u32, s32, f32) of argument I, from 0
+  --print I:TYPE:N       after the launch, the first N numbers (u32, s32, f32) of argument I, from 0; ?: not written
+  --against FILE         run the kernel of another module over the same memory too, and name the first instruction
+                         whose result differs
   --seed N               the order of blocks, warps and lanes (1)
   --approximation E      results of ex2.approx and the like are off by E times the manual's bound, -1 to 1 (0)
   --fast                 do not look for races and unwritten bytes
@@ -43,6 +45,7 @@ fn main() -> ExitCode {
 #[derive(Default)]
 struct Arguments {
     file: Option<String>,
+    against: Option<String>,
     list: bool,
     entry: Option<String>,
     grid: Option<[u32; 3]>,
@@ -82,6 +85,7 @@ fn parse(words: Vec<String>) -> Result<Arguments, String> {
         match word.as_str() {
             "--list" => arguments.list = true,
             "--fast" => arguments.fast = true,
+            "--against" => arguments.against = Some(value()?),
             "--entry" => arguments.entry = Some(value()?),
             "--grid" => arguments.grid = Some(extent(&value()?, "--grid")?),
             "--block" => arguments.block = Some(extent(&value()?, "--block")?),
@@ -153,11 +157,14 @@ fn argument(gpu: &mut VirtualGpu, text: &str) -> Result<(Vec<u8>, Option<u64>), 
     })
 }
 
+fn read_module(file: &str) -> Result<Module, String> {
+    let text = std::fs::read_to_string(file).map_err(|error| format!("{file}: {error}"))?;
+    Module::parse(&text).map_err(|error| format!("{file}: {error}"))
+}
+
 fn run(words: Vec<String>) -> Result<bool, String> {
     let arguments = parse(words)?;
-    let file = arguments.file.ok_or(USAGE)?;
-    let text = std::fs::read_to_string(&file).map_err(|error| format!("{file}: {error}"))?;
-    let module = Module::parse(&text).map_err(|error| format!("{file}: {error}"))?;
+    let module = read_module(&arguments.file.ok_or(USAGE)?)?;
     if arguments.list {
         for program in module.entries() {
             let params: Vec<String> =
@@ -206,6 +213,16 @@ fn run(words: Vec<String>) -> Result<bool, String> {
     };
     let device = arguments.device.as_deref().unwrap_or("h100");
     let device = DEVICES.iter().find(|one| one.name == device).ok_or("--device must be a100 or h100")?;
+    if let Some(against) = &arguments.against {
+        let other = read_module(against)?;
+        let divergence = gpu.compare((&module, &entry), (&other, &entry), &launch, &params);
+        let divergence = divergence.map_err(|error| error.to_string())?;
+        match &divergence {
+            Some(divergence) => println!("{divergence}"),
+            None => println!("{entry}: both kernels compute the same"),
+        }
+        return Ok(divergence.is_none());
+    }
     let started = std::time::Instant::now();
     let report = gpu.launch(&module, &entry, &launch, &params).map_err(|error| error.to_string())?;
     let seconds = started.elapsed().as_secs_f64();
@@ -219,13 +236,18 @@ fn run(words: Vec<String>) -> Result<bool, String> {
         let [index, kind, count] = parts[..] else { return Err(format!("--print {print}: must be I:TYPE:N")) };
         let buffer = buffers.get(number::<usize>(index, "--print")?).copied().flatten();
         let address = buffer.ok_or(format!("--print {print}: the argument is not device memory"))?;
-        let contents = gpu.memory.read(address, 4 * number::<usize>(count, "--print")?);
-        let words = contents.as_chunks().0.iter().map(|word| match kind {
-            "f32" => f32::from_le_bytes(*word).to_string(),
-            "s32" => i32::from_le_bytes(*word).to_string(),
-            _ => u32::from_le_bytes(*word).to_string(),
-        });
-        println!("{}", words.collect::<Vec<_>>().join(" "));
+        let count = number::<usize>(count, "--print")?;
+        let contents = gpu.memory.read(address, 4 * count);
+        let mut words = Vec::new();
+        for (i, word) in contents.as_chunks().0.iter().enumerate() {
+            words.push(match kind {
+                _ if !gpu.memory.is_defined(address + 4 * i as u64, 4) => "?".into(),
+                "f32" => f32::from_le_bytes(*word).to_string(),
+                "s32" => i32::from_le_bytes(*word).to_string(),
+                _ => u32::from_le_bytes(*word).to_string(),
+            });
+        }
+        println!("{}", words.join(" "));
     }
     for finding in &report.findings {
         println!("{finding}");

@@ -1,5 +1,6 @@
 //! Loads, stores and atomic operations, with what the sanitizer checks of them.
 
+use super::definedness::UndefinedLanes;
 use super::lanes_of;
 use super::moves::RANK_SHIFT;
 use super::step::Exec;
@@ -21,8 +22,10 @@ pub(super) enum AccessTarget {
 }
 
 impl Exec<'_, '_> {
-    pub(super) fn addresses(&self, address: Address) -> LaneValues {
-        self.get(address.base).map(|base| base.wrapping_add_signed(address.offset))
+    pub(super) fn addresses(&mut self, address: Address) -> LaneValues {
+        let bases = self.get(address.base);
+        self.require_defined("an address");
+        bases.map(|base| base.wrapping_add_signed(address.offset))
     }
 
     /// The block of the cluster that a shared address is in, and the offset.
@@ -138,9 +141,24 @@ impl Exec<'_, '_> {
         }
     }
 
-    /// Checks a read and its race.
+    /// Checks a read of bytes that must have been written, and its race.
     pub(super) fn check_read(&mut self, lane: usize, target: AccessTarget, bytes: usize, kind: AccessKind) {
-        let Some(stamp) = self.stamp(lane, kind) else { return };
+        let is_ordered = self.check_order(lane, target, bytes, kind);
+        // A race is already reported.
+        if is_ordered && matches!(target, AccessTarget::Global(spot) if !self.run.memory.is_written(spot, bytes)) {
+            self.report_unwritten(lane, target);
+        }
+    }
+
+    fn report_unwritten(&mut self, lane: usize, target: AccessTarget) {
+        let place = self.describe(target);
+        self.report(FindingKind::Uninitialized, lane, None, || format!("{place} was never written"));
+    }
+
+    /// Checks the race of a read, and that shared memory was written. What global memory holds may be undefined: see
+    /// `definedness`. Returns whether the read is ordered behind all writes.
+    pub(super) fn check_order(&mut self, lane: usize, target: AccessTarget, bytes: usize, kind: AccessKind) -> bool {
+        let Some(stamp) = self.stamp(lane, kind) else { return true };
         let knowledge = self.warp.knowledge.as_ref().expect("there is a stamp");
         let (conflict, written) = match target {
             AccessTarget::Shared { block, offset } => {
@@ -150,18 +168,18 @@ impl Exec<'_, '_> {
             }
             AccessTarget::Global(spot) => {
                 let conflict = self.run.memory.shadow(spot).read(spot.offset, bytes, stamp, lane, knowledge);
-                (conflict, self.run.memory.is_written(spot, bytes))
+                (conflict, true)
             }
-            AccessTarget::Local(_) | AccessTarget::Param(_) => return,
+            AccessTarget::Local(_) | AccessTarget::Param(_) => return true,
         };
         if let Some(other) = conflict {
             self.report_conflict(lane, target, other, "a read");
         }
         // A read of what a pending copy will write is already reported.
         if !written && conflict.is_none() {
-            let place = self.describe(target);
-            self.report(FindingKind::Uninitialized, lane, None, || format!("{place} was never written"));
+            self.report_unwritten(lane, target);
         }
+        conflict.is_none()
     }
 
     /// Checks the race of a write; `repeats`: the bytes are there already.
@@ -208,11 +226,25 @@ impl Exec<'_, '_> {
                 let block = &mut self.blocks[block];
                 block.shared[offset..offset + bytes].copy_from_slice(from);
                 block.shared_written.insert(offset, bytes);
+                if let Some(undefined) = &mut block.shared_undefined {
+                    undefined.remove(offset, bytes);
+                }
             }
             AccessTarget::Global(spot) => self.run.memory.store(spot, from),
             AccessTarget::Local(at) => self.warp.local[at..at + bytes].copy_from_slice(from),
             AccessTarget::Param(_) => {}
         }
+    }
+
+    /// Notes the place of an access, and what it writes, for the comparison with another kernel.
+    pub(super) fn trace_access(&mut self, target: AccessTarget, contents: &[u8]) {
+        let Some(trace) = &mut self.run.trace else { return };
+        match target {
+            AccessTarget::Shared { offset, .. } => trace.add(offset as u64),
+            AccessTarget::Global(spot) => trace.add(((spot.region as u64) << 40) + spot.offset as u64),
+            AccessTarget::Local(at) | AccessTarget::Param(at) => trace.add(at as u64),
+        }
+        trace.add_bytes(contents);
     }
 
     /// Counts a request of the warp.
@@ -262,10 +294,22 @@ impl Exec<'_, '_> {
         }
         let kind = if order == MemoryOrder::Weak { AccessKind::Ordinary } else { AccessKind::Atomic };
         let mut results = [[0; WARP_SIZE]; 8];
+        let mut undefined = [UndefinedLanes { origin: self.pc, ..UndefinedLanes::default() }; 8];
         let mut accesses = Vec::with_capacity(WARP_SIZE);
         for lane in lanes_of(self.mask) {
             let Some(target) = self.target(lane, space, addresses[lane], total) else { return };
-            self.check_read(lane, target, total, kind);
+            self.check_order(lane, target, total, kind);
+            self.trace_access(target, &[]);
+            let missing = self.undefined_bytes(target, total);
+            if missing != 0 {
+                let is_computed = self.holds_computed(target);
+                for (i, undefined) in undefined.iter_mut().enumerate().take(to.len()) {
+                    if missing >> (i as u32 * bytes) & ((1 << bytes) - 1) != 0 {
+                        undefined.lanes |= 1 << lane;
+                        undefined.is_computed |= is_computed;
+                    }
+                }
+            }
             let mut contents = [0; 64];
             self.fetch(target, &mut contents[..total]);
             for (i, result) in results.iter_mut().enumerate().take(to.len()) {
@@ -277,9 +321,9 @@ impl Exec<'_, '_> {
             accesses.push((lane, target, addresses[lane]));
         }
         self.count(&accesses, total);
-        for (register, values) in to.iter().zip(&results) {
+        for ((register, values), undefined) in to.iter().zip(&results).zip(undefined) {
             if let Some(register) = register {
-                self.set(*register, values);
+                self.set_with(*register, values, undefined);
             }
         }
     }
@@ -299,6 +343,7 @@ impl Exec<'_, '_> {
         for (values, source) in values.iter_mut().zip(from) {
             *values = self.get(*source);
         }
+        let has_undefined = self.undefined.get().lanes & self.mask != 0;
         let kind = if order == MemoryOrder::Weak { AccessKind::Ordinary } else { AccessKind::Atomic };
         let mut accesses = Vec::with_capacity(WARP_SIZE);
         for lane in lanes_of(self.mask) {
@@ -314,12 +359,32 @@ impl Exec<'_, '_> {
                 self.warp.has_generic_writes |= matches!(target, AccessTarget::Shared { .. });
             }
             self.put(target, &contents[..total]);
+            self.trace_access(target, &contents[..total]);
+            if has_undefined {
+                self.store_undefined(lane, target, from, width);
+            }
             if order != MemoryOrder::Weak {
                 self.write_sync(addresses[lane], order);
             }
             accesses.push((lane, target, addresses[lane]));
         }
         self.count(&accesses, total);
+    }
+
+    /// What becomes of undefined values that a lane has stored: they stay undefined, and results are reported.
+    fn store_undefined(&mut self, lane: usize, target: AccessTarget, from: &[ValueSource], width: usize) {
+        for (i, source) in from.iter().enumerate() {
+            let undefined = self.undefined_of(*source);
+            if undefined.lanes >> lane & 1 == 0 {
+                continue;
+            }
+            let is_result = undefined.is_computed && matches!(target, AccessTarget::Global(_));
+            if is_result && self.run.options.check_results {
+                self.report_undefined(undefined.with_lanes(1 << lane), "a result");
+            } else {
+                self.put_undefined(target, i * width..(i + 1) * width, undefined.is_computed);
+            }
+        }
     }
 
     #[allow(clippy::too_many_arguments, reason = "the fields of the operation")]
@@ -337,6 +402,7 @@ impl Exec<'_, '_> {
         let width = bytes as usize;
         let total = width * operands.len();
         let operands: Vec<[LaneValues; 2]> = operands.iter().map(|pair| pair.map(|source| self.get(source))).collect();
+        self.require_defined("an operand of an atomic operation");
         let mut results = [[0; WARP_SIZE]; 8];
         let mut accesses = Vec::with_capacity(WARP_SIZE);
         for lane in lanes_of(self.mask) {
@@ -354,6 +420,7 @@ impl Exec<'_, '_> {
                 contents[i * width..][..width].copy_from_slice(&new.to_le_bytes()[..width]);
             }
             self.put(target, &contents[..total]);
+            self.trace_access(target, &contents[..total]);
             accesses.push((lane, target, addresses[lane]));
         }
         self.count(&accesses, total);

@@ -93,6 +93,7 @@ impl Exec<'_, '_> {
             let Some((update, _)) = reduce else {
                 self.check_write(lane, target, part.len(), AccessKind::Ordinary, false);
                 self.put(target, part);
+                self.trace_access(target, part);
                 continue;
             };
             let (mut old, mut new) = ([0; 8], [0; 8]);
@@ -101,6 +102,7 @@ impl Exec<'_, '_> {
             new[..width].copy_from_slice(part);
             let sum = update(u64::from_le_bytes(old), u64::from_le_bytes(new), 0);
             self.put(target, &sum.to_le_bytes()[..width]);
+            self.trace_access(target, &sum.to_le_bytes()[..width]);
         }
     }
 
@@ -141,6 +143,7 @@ impl Exec<'_, '_> {
                 }
                 let target = AccessTarget::Shared { block, offset };
                 self.check_write(lane, target, contents.len(), AccessKind::Pending, false);
+                self.trace_access(target, contents);
                 written.push((offset, contents.clone()));
             }
             let offset = (mbarrier & 0xff_ffff) as u32;
@@ -239,6 +242,7 @@ impl Exec<'_, '_> {
                 let Some(target) = self.target(lane, Space::Global, target, bytes) else { return };
                 self.check_write(lane, target, bytes, AccessKind::Ordinary, false);
                 self.put(target, &contents);
+                self.trace_access(target, &contents);
             }
             self.run.counters.bulk(self.pc, map.box_bytes());
         }

@@ -19,33 +19,45 @@ impl Exec<'_, '_> {
         let (targets, sources) = (self.addresses(to), self.addresses(from));
         let sizes = source_bytes.map(|size| self.get(size));
         let ignored = ignore.map_or(0, |ignore| self.predicate(ignore));
+        self.require_defined("the size of a copy");
         let total = bytes as usize;
         let (mut reads, mut writes) = (Vec::new(), Vec::new());
         for lane in lanes_of(self.mask) {
             let Some(target) = self.target(lane, Space::Shared, targets[lane], total) else { return };
             let wanted = sizes.map_or(total, |sizes| (sizes[lane] as u32 as usize).min(total));
             let wanted = if ignored >> lane & 1 == 1 { 0 } else { wanted };
-            let mut contents = [0; 16];
+            let (mut contents, mut undefined) = ([0; 16], 0);
             // Without bytes to read the address is not used.
             if wanted > 0 {
                 let Some(source) = self.target(lane, Space::Global, sources[lane], wanted) else { return };
-                self.check_read(lane, source, wanted, AccessKind::Ordinary);
+                self.check_order(lane, source, wanted, AccessKind::Ordinary);
+                undefined = self.undefined_bytes(source, wanted);
                 self.fetch(source, &mut contents[..wanted]);
                 reads.push((lane, source, sources[lane]));
             }
             writes.push((lane, target, targets[lane]));
             let AccessTarget::Shared { offset, .. } = target else { continue };
             self.check_write(lane, target, total, AccessKind::Pending, false);
+            self.trace_access(target, &contents[..total]);
             // The bytes may come at any time from now on: at once, or when they are waited for.
             let is_stored = self.run.random.next() & 1 == 1;
             if is_stored {
-                self.put(target, &contents[..total]);
+                self.put_copied(target, &contents[..total], undefined);
             }
             let stamp = self.stamp(lane, AccessKind::Pending).unwrap_or_default();
-            self.warp.copies.push(PendingCopy { lane, group: None, offset, contents, bytes: total, is_stored, stamp });
+            let copy = PendingCopy { lane, group: None, offset, contents, bytes: total, undefined, is_stored, stamp };
+            self.warp.copies.push(copy);
         }
         self.count(&reads, total);
         self.count(&writes, total);
+    }
+
+    /// Writes bytes of which some are undefined.
+    fn put_copied(&mut self, target: AccessTarget, contents: &[u8], undefined: u64) {
+        self.put(target, contents);
+        for byte in (0..contents.len()).filter(|byte| undefined >> byte & 1 == 1) {
+            self.put_undefined(target, byte..byte + 1, false);
+        }
     }
 
     pub(super) fn commit_copies(&mut self) {
@@ -78,10 +90,10 @@ impl Exec<'_, '_> {
                 self.warp.copies.push(copy);
                 continue;
             }
-            let PendingCopy { lane, offset, bytes, contents, .. } = copy;
+            let PendingCopy { lane, offset, bytes, contents, undefined, .. } = copy;
             let block = self.b;
             if !copy.is_stored {
-                self.put(AccessTarget::Shared { block, offset }, &contents[..bytes]);
+                self.put_copied(AccessTarget::Shared { block, offset }, &contents[..bytes], undefined);
             }
             if let Some(now) = self.stamp(lane, kind) {
                 self.blocks[block].shared_shadow.finish(offset, bytes, copy.stamp, now);

@@ -30,8 +30,9 @@ impl Warp {
         self.groups.iter().any(|group| group.state == GroupState::Ready)
     }
 
-    /// The group to go on with: mostly the one that is furthest behind, so that groups meet again; now and then any.
-    pub fn choose(&mut self, random: &mut SeededChoice) -> Option<usize> {
+    /// The group to go on with: mostly the one that is furthest behind, so that groups meet again; if `varies`, now and
+    /// then any.
+    pub fn choose(&mut self, random: &mut SeededChoice, varies: bool) -> Option<usize> {
         if let Some(current) = self.current
             && self.run_length < MAX_RUN
             && self.groups[current].state == GroupState::Ready
@@ -40,7 +41,7 @@ impl Warp {
         }
         let num_ready = self.groups.iter().filter(|group| group.state == GroupState::Ready).count();
         let ready = self.groups.iter().enumerate().filter(|(_, group)| group.state == GroupState::Ready);
-        let chosen = if num_ready > 1 && (self.run_length >= MAX_RUN || random.below(8) == 0) {
+        let chosen = if num_ready > 1 && (self.run_length >= MAX_RUN || varies && random.below(8) == 0) {
             ready.map(|(index, _)| index).nth(random.below(num_ready))
         } else {
             ready.min_by_key(|(_, group)| group.pc).map(|(index, _)| index)

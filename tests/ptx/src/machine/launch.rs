@@ -4,6 +4,7 @@ use super::groups::{GroupState, LaneGroup};
 use super::step::run_warp;
 use super::{LaunchRun, SeededChoice, ThreadBlock, Warp, lanes_of};
 use crate::counters::Counters;
+use crate::divergence::ExecutionTrace;
 use crate::error::{PtxError, PtxResult};
 use crate::findings::{FindingKind, KernelFinding};
 use crate::memory::{ByteSet, GpuMemory};
@@ -24,13 +25,23 @@ pub struct GpuOptions {
     pub resident_blocks: usize,
     /// Warp instructions after which a launch counts as stuck.
     pub max_instructions: u64,
+    /// Reports results in global memory that depend on global memory which nothing wrote. A program may compute rows that
+    /// nobody takes: without, such results count as unwritten.
+    pub check_results: bool,
     /// How far results of `ex2.approx` and the like are from the exact ones, from -1 to 1 times the manual's bound.
     pub approximation_error: f64,
 }
 
 impl Default for GpuOptions {
     fn default() -> Self {
-        Self { seed: 1, sanitize: true, resident_blocks: 3, max_instructions: 1 << 32, approximation_error: 0.0 }
+        Self {
+            seed: 1,
+            sanitize: true,
+            resident_blocks: 3,
+            max_instructions: 1 << 32,
+            check_results: true,
+            approximation_error: 0.0,
+        }
     }
 }
 
@@ -113,6 +124,37 @@ impl VirtualGpu {
         launch: &GridLaunch,
         params: &[u8],
     ) -> PtxResult<LaunchReport> {
+        self.run(module, entry, launch, params, None).map(|(report, _)| report)
+    }
+
+    /// Runs a kernel and notes what it executes.
+    pub(crate) fn traced(
+        &mut self,
+        module: &Module,
+        entry: &str,
+        launch: &GridLaunch,
+        params: &[u8],
+    ) -> PtxResult<(LaunchReport, ExecutionTrace)> {
+        let (report, trace) = self.run(module, entry, launch, params, Some(ExecutionTrace::default()))?;
+        Ok((report, trace.unwrap_or_default()))
+    }
+
+    /// The contents of memory, with the variables of these modules.
+    pub(crate) fn snapshot(&mut self, modules: &[&Module]) -> Vec<(Vec<u8>, Option<ByteSet>)> {
+        for module in modules {
+            self.load(module);
+        }
+        self.memory.snapshot()
+    }
+
+    fn run(
+        &mut self,
+        module: &Module,
+        entry: &str,
+        launch: &GridLaunch,
+        params: &[u8],
+        trace: Option<ExecutionTrace>,
+    ) -> PtxResult<(LaunchReport, Option<ExecutionTrace>)> {
         let program = module.entry(entry)?;
         let mut launch = *launch;
         if let Some(cluster) = program.cluster {
@@ -140,12 +182,14 @@ impl VirtualGpu {
             warps_per_block: threads_per_block.div_ceil(32),
             bulk: Vec::new(),
             cluster_barriers: HashMap::new(),
+            trace,
         };
         mufu::set_error(run.options.approximation_error);
         run.all_blocks();
         let report = LaunchReport { findings: run.findings, counters: run.counters };
+        let trace = run.trace;
         self.memory.clear_shadows();
-        Ok(report)
+        Ok((report, trace))
     }
 }
 
@@ -207,6 +251,8 @@ impl LaunchRun<'_> {
             // What nothing wrote is not zero.
             shared: vec![0xff; shared],
             shared_written: ByteSet::new(shared),
+            shared_undefined: None,
+            has_computed_undefined: false,
             shared_shadow: Shadow::new(if self.options.sanitize { shared } else { 0 }),
             warps: (0..self.warps_per_block).map(warp).collect(),
             barriers: Default::default(),

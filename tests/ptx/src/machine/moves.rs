@@ -13,7 +13,14 @@ impl Exec<'_, '_> {
     pub(super) fn moves(&mut self, op: &Op) {
         match op {
             Op::Select { to, when_true, when_false, by } => {
-                let (a, b, by) = (self.get(*when_true), self.get(*when_false), self.predicate(*by));
+                let (a, b) = (self.get(*when_true), self.get(*when_false));
+                let read = self.undefined.take();
+                let by = self.predicate(*by);
+                if read.lanes != 0 {
+                    let (of_a, of_b) = (self.undefined_of(*when_true).lanes, self.undefined_of(*when_false).lanes);
+                    let chosen = by & of_a | !by & of_b | self.undefined.get().lanes;
+                    self.undefined.set(read.with_lanes(chosen));
+                }
                 let mut result = [0; WARP_SIZE];
                 for lane in 0..WARP_SIZE {
                     result[lane] = if by >> lane & 1 == 1 { a[lane] } else { b[lane] };

@@ -1,5 +1,6 @@
 //! One instruction of a warp's current group.
 
+use super::definedness::UndefinedLanes;
 use super::groups::GroupState;
 use super::{LaunchRun, ThreadBlock, Warp, lanes_of};
 use crate::findings::FindingKind;
@@ -21,6 +22,8 @@ pub(super) struct Exec<'a, 'r> {
     pub mask: u32,
     /// Whether the instruction has read a register that a `wgmma` may still write.
     pub reads_pending: Cell<bool>,
+    /// The undefined lanes of what the instruction has read.
+    pub undefined: Cell<UndefinedLanes>,
 }
 
 /// What becomes of the group after an instruction.
@@ -43,7 +46,7 @@ pub(super) fn run_warp(run: &mut LaunchRun<'_>, blocks: &mut [ThreadBlock], b: u
     let program: &KernelProgram = run.program;
     let mut warp = std::mem::take(&mut blocks[b].warps[w]);
     for _ in 0..steps {
-        let Some(current) = warp.choose(&mut run.random) else { break };
+        let Some(current) = warp.choose(&mut run.random, run.trace.is_none()) else { break };
         let group = warp.groups[current];
         let instruction = &program.code[group.pc as usize];
         let mask = match instruction.guard {
@@ -51,13 +54,25 @@ pub(super) fn run_warp(run: &mut LaunchRun<'_>, blocks: &mut [ThreadBlock], b: u
             Some(guard) => group.mask & predicate(&warp, guard),
         };
         run.counters.issue(group.pc, mask);
+        if let Some(trace) = &mut run.trace {
+            trace.begin(mask);
+        }
         warp.run_length += 1;
-        let mut exec = Exec { run, blocks, b, warp: &mut warp, pc: group.pc, mask, reads_pending: Cell::new(false) };
+        let (reads_pending, undefined) = (Cell::new(false), Cell::default());
+        let mut exec = Exec { run, blocks, b, warp: &mut warp, pc: group.pc, mask, reads_pending, undefined };
+        if let Some(guard) = instruction.guard
+            && !exec.warp.undefined_predicates.is_empty()
+        {
+            exec.check_guard(guard, group.mask);
+        }
         let flow = if mask == 0 { Flow::Next } else { exec.execute(instruction) };
         if exec.reads_pending.get() {
             exec.report(FindingKind::MissingWait, mask.trailing_zeros() as usize, None, || {
                 "a read of a register that a wgmma writes, without wgmma.wait_group".into()
             });
+        }
+        if !matches!(flow, Flow::Wait(_)) {
+            exec.end_trace();
         }
         match flow {
             Flow::Next => warp.groups[current].pc += 1,
@@ -122,11 +137,22 @@ impl Exec<'_, '_> {
         self.run.report(kind, at, other, message);
     }
 
+    /// Notes the executed instruction for the comparison with another kernel.
+    fn end_trace(&mut self) {
+        if self.run.trace.is_some() {
+            let (pc, warp) = (self.pc, self.warp_number());
+            self.run.trace.as_mut().expect("it is there").end(pc, warp);
+        }
+    }
+
     pub fn get(&self, source: ValueSource) -> LaneValues {
         match source {
             ValueSource::Register(Register(index)) => {
                 if self.warp.products.iter().any(|(registers, _)| registers.contains(&index)) {
                     self.reads_pending.set(true);
+                }
+                if !self.warp.undefined.is_empty() {
+                    self.note_undefined(index);
                 }
                 self.warp.registers[index as usize]
             }
@@ -143,10 +169,19 @@ impl Exec<'_, '_> {
     }
 
     pub fn predicate(&self, source: PredicateSource) -> u32 {
+        if !self.warp.undefined_predicates.is_empty() {
+            self.note_undefined_predicate(source);
+        }
         predicate(self.warp, source)
     }
 
     pub fn set(&mut self, Register(index): Register, values: &LaneValues) {
+        if !self.warp.undefined.is_empty() || self.undefined.get().lanes != 0 {
+            self.define(index);
+        }
+        if let Some(trace) = &mut self.run.trace {
+            lanes_of(self.mask).for_each(|lane| trace.add(values[lane]));
+        }
         let register = &mut self.warp.registers[index as usize];
         if self.mask == u32::MAX {
             *register = *values;
@@ -158,6 +193,12 @@ impl Exec<'_, '_> {
     }
 
     pub fn set_predicate(&mut self, Predicate(index): Predicate, values: u32) {
+        if !self.warp.undefined_predicates.is_empty() || self.undefined.get().lanes != 0 {
+            self.define_predicate(index);
+        }
+        if let Some(trace) = &mut self.run.trace {
+            trace.add(u64::from(values & self.mask));
+        }
         let predicate = &mut self.warp.predicates[index as usize];
         *predicate = *predicate & !self.mask | values & self.mask;
     }
@@ -178,6 +219,9 @@ impl Exec<'_, '_> {
             Op::Nop | Op::Prefetch | Op::GridDependency => {}
             Op::Compute { compute, mode, to, from } => {
                 let result = self.compute(*compute, *mode, from);
+                if self.undefined.get().lanes != 0 && instruction.row.name() != "mov" {
+                    self.undefined.set(self.undefined.get().computed());
+                }
                 self.set(*to, &result);
             }
             Op::Compare { compute, mode, from, combine, with, to, negated_to } => {
@@ -276,6 +320,7 @@ impl Exec<'_, '_> {
 
     fn branch_indexed(&mut self, targets: &[u32], index: ValueSource) -> Flow {
         let indices = self.get(index);
+        self.require_defined("the target of a branch");
         let current = self.warp.current.expect("a group is executing");
         self.warp.groups[current].pc += 1;
         // Each target takes its lanes out of the group, and the rest goes on.

@@ -1,6 +1,7 @@
 //! `mma.sync`, and the instructions that move 8x8 matrices.
 
 use super::access::AccessTarget;
+use super::definedness::{UndefinedLanes, quads};
 use super::fragments::{read_a, read_accumulator, read_b, round, write_accumulator};
 use super::step::Exec;
 use crate::program::{Address, LaneValues, MmaShape, Op, ValueSource, WARP_SIZE};
@@ -17,6 +18,8 @@ impl Exec<'_, '_> {
             }
             Op::MoveMatrix { to, from } => {
                 let rows = matrix_rows(&self.get(*from));
+                let undefined = self.undefined.get();
+                self.undefined.set(undefined.with_lanes(if undefined.lanes == 0 { 0 } else { u32::MAX }));
                 let mut result = [0; WARP_SIZE];
                 for (lane, word) in result.iter_mut().enumerate() {
                     let (g, t) = (lane / 4, lane % 4);
@@ -41,6 +44,7 @@ impl Exec<'_, '_> {
         c: &[ValueSource],
     ) {
         let MmaShape { n, k, .. } = shape;
+        let sources = [a, b, c];
         let a = read_a(&self.get_all(a), k, shape.a);
         let b = read_b(&self.get_all(b), k, shape.b);
         let c = read_accumulator(&self.get_all(c), n, shape.c);
@@ -52,9 +56,13 @@ impl Exec<'_, '_> {
                 d[row * n + column] = round(sum + c[row * n + column], shape.d, shape.saturate);
             }
         }
-        for (register, values) in to.iter().zip(write_accumulator(&d, n, shape.d, to.len())) {
-            if let Some(register) = register {
-                self.set(*register, &values);
+        let undefined = match self.undefined.get().lanes {
+            0 => Vec::new(),
+            _ => self.undefined_products(sources, to.len(), shape.d.bits()),
+        };
+        for (i, values) in write_accumulator(&d, n, shape.d, to.len()).into_iter().enumerate() {
+            if let Some(register) = to[i] {
+                self.set_with(register, &values, undefined.get(i).copied().unwrap_or_default());
             }
         }
         self.run.counters.tensor(self.pc, 2 * (16 * n * k) as u64);
@@ -76,7 +84,12 @@ impl Exec<'_, '_> {
         let Some(targets) = self.matrix_targets(to.len(), address, space) else { return };
         for (register, targets) in to.iter().zip(targets.chunks_exact(8)) {
             let mut rows = [[0_u16; 8]; 8];
-            for (row, (address_lane, target)) in rows.iter_mut().zip(targets) {
+            let mut undefined = [0; 8];
+            let mut is_computed = false;
+            for ((row, undefined), (address_lane, target)) in rows.iter_mut().zip(&mut undefined).zip(targets) {
+                *undefined = self.undefined_bytes(*target, 16);
+                self.trace_access(*target, &[]);
+                is_computed |= *undefined != 0 && self.holds_computed(*target);
                 let mut contents = [0; 16];
                 self.fetch(*target, &mut contents);
                 for (element, bytes) in row.iter_mut().zip(contents.as_chunks::<2>().0) {
@@ -84,13 +97,15 @@ impl Exec<'_, '_> {
                 }
                 self.check_read(*address_lane, *target, 16, AccessKind::Ordinary);
             }
-            let mut result = [0; WARP_SIZE];
+            let (mut result, mut lanes) = ([0; WARP_SIZE], 0);
             for (lane, word) in result.iter_mut().enumerate() {
                 let (g, t) = (lane / 4, lane % 4);
-                let [low, high] = [2 * t, 2 * t + 1].map(|i| if transposed { rows[i][g] } else { rows[g][i] });
+                let places = [2 * t, 2 * t + 1].map(|i| if transposed { (i, g) } else { (g, i) });
+                let [low, high] = places.map(|(row, i)| rows[row][i]);
                 *word = u64::from(low) | u64::from(high) << 16;
+                lanes |= u32::from(places.iter().any(|(row, i)| undefined[*row] >> (2 * i) & 3 != 0)) << lane;
             }
-            self.set(*register, &result);
+            self.set_with(*register, &result, UndefinedLanes { lanes, origin: self.pc, is_computed });
         }
     }
 
@@ -98,6 +113,7 @@ impl Exec<'_, '_> {
         let Some(targets) = self.matrix_targets(from.len(), address, space) else { return };
         for (source, targets) in from.iter().zip(targets.chunks_exact(8)) {
             let rows = matrix_rows(&self.get(*source));
+            let undefined = self.undefined_of(*source);
             for (i, (lane, target)) in targets.iter().enumerate() {
                 let mut contents = [0; 16];
                 for j in 0..8 {
@@ -106,6 +122,10 @@ impl Exec<'_, '_> {
                 }
                 self.check_write(*lane, *target, 16, AccessKind::Ordinary, false);
                 self.put(*target, &contents);
+                self.trace_access(*target, &contents);
+                if undefined.lanes != 0 && (transposed || quads(undefined.lanes) >> (4 * i) & 1 == 1) {
+                    self.put_undefined(*target, 0..16, undefined.is_computed);
+                }
             }
         }
         self.warp.has_generic_writes = true;

@@ -12,6 +12,9 @@ impl Exec<'_, '_> {
             Op::Shuffle { kind, to, in_range, from, lane, clamp, mask } => {
                 let (values, lanes, clamps, masks) =
                     (self.get(*from), self.get(*lane), self.get(*clamp), self.get(*mask));
+                let undefined = self.undefined_of(*from);
+                self.undefined.take();
+                let mut undefined_lanes = 0;
                 let (mut result, mut in_ranges) = (values, 0);
                 for own in lanes_of(self.mask) {
                     let (b, c) = (lanes[own] as usize & 31, clamps[own] as usize);
@@ -27,6 +30,7 @@ impl Exec<'_, '_> {
                     let source = if fits { source as usize } else { own };
                     in_ranges |= u32::from(fits) << own;
                     result[own] = values[source];
+                    undefined_lanes |= (undefined.lanes >> source & 1) << own;
                     let is_there = self.mask >> source & 1 == 1 && masks[own] >> source & 1 == 1;
                     if !is_there {
                         self.report(FindingKind::WarpMask, own, None, || {
@@ -34,13 +38,15 @@ impl Exec<'_, '_> {
                         });
                     }
                 }
-                self.set(*to, &result);
+                self.set_with(*to, &result, undefined.with_lanes(undefined_lanes));
+                self.undefined.take();
                 if let Some(in_range) = in_range {
                     self.set_predicate(*in_range, in_ranges);
                 }
             }
             Op::Vote { kind, to, to_predicate, from, mask } => {
                 let (votes, masks) = (self.predicate(*from), self.get(*mask));
+                self.require_defined("a vote");
                 let (mut result, mut agrees) = ([0; WARP_SIZE], 0);
                 for lane in lanes_of(self.mask) {
                     let members = masks[lane] as u32 & self.mask;
@@ -63,6 +69,7 @@ impl Exec<'_, '_> {
             Op::Match { all, to, agrees, from, mask, bits } => {
                 let values = self.get(*from).map(|value| truncate(value, *bits));
                 let masks = self.get(*mask);
+                self.require_defined("a comparison of lanes");
                 let (mut result, mut all_agree) = ([0; WARP_SIZE], 0);
                 for lane in lanes_of(self.mask) {
                     let members = masks[lane] as u32 & self.mask;
@@ -80,6 +87,10 @@ impl Exec<'_, '_> {
             }
             Op::Reduce { update, to, from, mask } => {
                 let (values, masks) = (self.get(*from), self.get(*mask));
+                let undefined = self.undefined.get();
+                if undefined.lanes & self.mask != 0 {
+                    self.undefined.set(undefined.computed().with_lanes(u32::MAX));
+                }
                 let mut result = [0; WARP_SIZE];
                 for lane in lanes_of(self.mask) {
                     let members = lanes_of(masks[lane] as u32 & self.mask).map(|other| values[other]);
