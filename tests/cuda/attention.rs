@@ -276,6 +276,17 @@ fn long() -> Case {
     Case { shape: shape(2, 1, 16), seqs: vec![(1100, 1), (700, 1)], ..tiled() }
 }
 
+/// Computes one sequence's attention in bfloat16, first of the tokens in the cache: `(query heads, KV heads, head size)`,
+/// `(tokens in the cache, new tokens)`.
+pub fn attend(
+    device: &Rc<dyn Device>,
+    (num_heads, num_kv_heads, head_dim): (usize, usize, usize),
+    seq: (usize, usize),
+) {
+    let shape = shape(num_heads, num_kv_heads, head_dim);
+    on_cuda(&Case { shape, block_size: 16, seqs: vec![seq], ..tiled() }, device);
+}
+
 /// Checks prompts and decodes on tensor cores.
 pub fn check_tiles(device: &dyn Fn(u32) -> Rc<dyn Device>) {
     check_on(&tiled(), device);

@@ -29,7 +29,7 @@ fn every_figure_is_measured() {
         runs: 1,
     };
     let mut figures = Vec::new();
-    // Kernels are measured over a pool that was never written.
+    // Steps are measured over a context that was never computed.
     let open = || -> Rc<dyn Device> {
         match on_gpu() {
             true => device(0),

@@ -16,6 +16,7 @@ use pagetide::backend::cuda::device::{
     Copy, Device, DeviceError, DeviceEvent, DeviceInfo, DevicePtr, DeviceResult, GraphId, Grid, KernelId, Matmul,
     ModuleId, ModuleSource, Stream,
 };
+use ptx_interpreter::counters::Counters;
 use std::alloc::Layout;
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
@@ -51,6 +52,8 @@ pub struct EmulatedOptions {
     pub ptx: Option<Architecture>,
     /// With PTX: each kernel is compared with that of this folder, and the device fails where they part.
     pub against: Option<PathBuf>,
+    /// With PTX: the counters of all launches are kept.
+    pub counts: bool,
     /// With PTX: results that depend on memory which was never written are no failure.
     pub takes_unwritten: bool,
 }
@@ -66,6 +69,7 @@ impl Default for EmulatedOptions {
             thread_order: 0,
             ptx: ptx::asked_for(),
             against: None,
+            counts: false,
             takes_unwritten: false,
         }
     }
@@ -149,6 +153,9 @@ impl EmulatedDevice {
         let seed = options.seed.wrapping_add(u64::from(options.thread_order) << 32);
         let interpreter = |architecture| RefCell::new(Interpreter::new(architecture, seed, !options.takes_unwritten));
         let interpreter = options.ptx.map(interpreter);
+        if let Some(interpreter) = interpreter.as_ref().filter(|_| options.counts) {
+            interpreter.borrow_mut().counters = Some(Vec::new());
+        }
         Self {
             info,
             random: Cell::new(options.seed),
@@ -171,6 +178,17 @@ impl EmulatedDevice {
     /// The device is lost with the `operations`-th operation from now.
     pub fn fail_after(&self, operations: u64) {
         self.fails_after.set(Some(operations));
+    }
+
+    /// The counters of the launches so far, in their order.
+    pub fn take_counters(&self) -> Vec<Counters> {
+        let interpreter = self.interpreter.as_ref().expect("only executed PTX is counted");
+        interpreter.borrow_mut().counters.replace(Vec::new()).expect("the options ask for them")
+    }
+
+    /// The time that the launches have taken.
+    pub fn seconds_of_launches(&self) -> f64 {
+        self.interpreter.as_ref().expect("only executed PTX is timed").borrow().seconds
     }
 
     /// Memory that has not been freed: device and pinned bytes.

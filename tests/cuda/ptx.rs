@@ -1,6 +1,8 @@
 //! Kernels as executed PTX, for both architectures, and kernels that are broken on purpose: the interpreter has to say
 //! what is wrong and where. With `PAGETIDE_TEST_DEVICE=ptx-sm_80` or `ptx-sm_90a` all other tests run on PTX too.
 
+mod counters;
+
 use crate::attention::{check_long, check_tiles};
 use crate::emulation::compile::kernels;
 use crate::emulation::ptx::{Architecture, nvcc};

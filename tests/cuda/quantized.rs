@@ -170,6 +170,12 @@ fn batch(tokens: &[u32]) -> Batch {
     }
 }
 
+/// Multiplies rows in bfloat16 with a quantised matrix of `n` rows and `k` columns.
+pub fn multiply(device: &Rc<dyn Device>, format: QuantFormat, (rows, n, k): (usize, usize, usize)) {
+    let parts = vec![(format, n)];
+    Case { dtype: DType::BF16, rows, parts, k, bias: false, batch_invariant: false, seed: 7 }.on_cuda(device);
+}
+
 fn check(case: &Case) {
     check_on(case, &device);
 }

@@ -5,6 +5,7 @@
 
 use super::compile::{Compiling, texts};
 use pagetide::backend::cuda::device::{DeviceError, DeviceResult, Grid, ModuleSource};
+use ptx_interpreter::counters::Counters;
 use ptx_interpreter::{GpuOptions, GridLaunch, Module, PtxError, VirtualGpu};
 use std::collections::HashMap;
 use std::collections::hash_map::DefaultHasher;
@@ -13,6 +14,7 @@ use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, LazyLock, Mutex};
+use std::time::Instant;
 
 /// An architecture that kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +26,7 @@ pub enum Architecture {
 impl Architecture {
     pub const ALL: [Self; 2] = [Self::Sm80, Self::Sm90a];
 
-    fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Self::Sm80 => "compute_80",
             Self::Sm90a => "compute_90a",
@@ -58,7 +60,7 @@ pub fn nvcc() -> Option<PathBuf> {
 }
 
 /// The PTX of a module of the kernels in `root`. It is compiled if it does not exist yet.
-fn compiled(root: &Path, source: &ModuleSource, architecture: Architecture) -> DeviceResult<PathBuf> {
+pub fn compiled(root: &Path, source: &ModuleSource, architecture: Architecture) -> DeviceResult<PathBuf> {
     let nvcc = nvcc().ok_or(DeviceError::Other("executed PTX needs PAGETIDE_TEST_NVRTC".into()))?;
     let defines: Vec<String> = source.defines.iter().map(|(name, value)| format!("-D{name}={value}")).collect();
     let mut hasher = DefaultHasher::new();
@@ -108,12 +110,16 @@ pub struct Interpreter {
     pub architecture: Architecture,
     /// Each with the one that it is compared with, if there is one.
     pub modules: Vec<(Arc<Module>, Option<Arc<Module>>)>,
+    /// The counters of each launch, if they are asked for, and the time of all launches.
+    pub counters: Option<Vec<Counters>>,
+    pub seconds: f64,
 }
 
 impl Interpreter {
     pub fn new(architecture: Architecture, seed: u64, check_results: bool) -> Self {
         let options = GpuOptions { seed, check_results, ..GpuOptions::default() };
-        Self { gpu: VirtualGpu::new(options), architecture, modules: Vec::new() }
+        let gpu = VirtualGpu::new(options);
+        Self { gpu, architecture, modules: Vec::new(), counters: None, seconds: 0.0 }
     }
 
     /// Runs a kernel. What the sanitizer finds is the device's failure.
@@ -125,7 +131,13 @@ impl Interpreter {
             let divergence = self.gpu.compare((&module, name), (&other, name), &launch, params).map_err(failed)?;
             return divergence.map_or(Ok(()), |divergence| Err(DeviceError::Lost(divergence.to_string())));
         }
+        let started = Instant::now();
         let report = self.gpu.launch(&module, name, &launch, params).map_err(failed)?;
-        report.failure().map_or(Ok(()), |failure| Err(DeviceError::Lost(failure)))
+        self.seconds += started.elapsed().as_secs_f64();
+        let failure = report.failure();
+        if let Some(counters) = &mut self.counters {
+            counters.push(report.counters);
+        }
+        failure.map_or(Ok(()), |failure| Err(DeviceError::Lost(failure)))
     }
 }

@@ -1,6 +1,6 @@
 //! Counters of a launch for people: a table, and bars of issue slots and bytes beside a device's roofline.
 
-use crate::counters::Counters;
+use crate::counters::{Counters, InstructionCounts};
 use crate::source::SourceLines;
 use crate::table::Unit;
 use std::fmt::Write;
@@ -19,9 +19,10 @@ pub struct RooflineDevice {
 }
 
 /// The devices that a report can compare with.
-pub const DEVICES: [RooflineDevice; 2] = [
+pub const DEVICES: [RooflineDevice; 3] = [
     RooflineDevice { name: "a100", num_sms: 108.0, clock: 1.41e9, memory_bandwidth: 2.039e12, tensor_rate: 312e12 },
     RooflineDevice { name: "h100", num_sms: 132.0, clock: 1.83e9, memory_bandwidth: 3.35e12, tensor_rate: 989e12 },
+    RooflineDevice { name: "h200", num_sms: 132.0, clock: 1.83e9, memory_bandwidth: 4.8e12, tensor_rate: 989e12 },
 ];
 
 /// Warp schedulers of a multiprocessor, each with an issue slot a cycle.
@@ -76,16 +77,32 @@ pub fn table(counters: &Counters) -> String {
     text
 }
 
+/// The least time in seconds that each resource of a whole device needs for some counts.
+#[derive(Clone, Copy, Debug)]
+pub struct RooflineTimes {
+    pub issue: f64,
+    pub memory: f64,
+    pub shared: f64,
+    pub tensor: f64,
+}
+
+impl RooflineTimes {
+    pub fn of(counts: &InstructionCounts, device: &RooflineDevice) -> Self {
+        let cycles = device.num_sms * device.clock;
+        Self {
+            issue: counts.warps as f64 / (cycles * SCHEDULERS),
+            memory: counts.sectors as f64 * SECTOR_BYTES / device.memory_bandwidth,
+            shared: counts.shared_passes as f64 / (cycles * SHARED_PASSES),
+            tensor: counts.tensor_operations as f64 / device.tensor_rate,
+        }
+    }
+}
+
 /// The least time that each resource of a device needs for the counts. The longest is the bound.
 pub fn roofline(counters: &Counters, device: &RooflineDevice) -> String {
-    let total = counters.total();
-    let cycles = device.num_sms * device.clock;
-    let times = [
-        ("issue slots", total.warps as f64 / (cycles * SCHEDULERS)),
-        ("global memory", total.sectors as f64 * SECTOR_BYTES / device.memory_bandwidth),
-        ("shared memory", total.shared_passes as f64 / (cycles * SHARED_PASSES)),
-        ("tensor cores", total.tensor_operations as f64 / device.tensor_rate),
-    ];
+    let RooflineTimes { issue, memory, shared, tensor } = RooflineTimes::of(&counters.total(), device);
+    let times =
+        [("issue slots", issue), ("global memory", memory), ("shared memory", shared), ("tensor cores", tensor)];
     let longest = times.iter().map(|(_, time)| *time).fold(f64::MIN_POSITIVE, f64::max);
     let mut text = format!("least time on a whole {}, in microseconds:\n", device.name);
     for (name, time) in times {

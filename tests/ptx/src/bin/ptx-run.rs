@@ -26,7 +26,7 @@ usage: ptx-run FILE [options]
   --seed N               the order of blocks, warps and lanes (1)
   --approximation E      results of ex2.approx and the like are off by E times the manual's bound, -1 to 1 (0)
   --fast                 do not look for races and unwritten bytes
-  --device a100|h100     the device of the roofline (h100)
+  --device a100|h100|h200 the device of the roofline (h100)
   --lines N              the N source lines with the most issue slots (10)
 
 The exit status is 1 if something was found, and 2 if the kernel could not be run.";
@@ -212,7 +212,7 @@ fn run(words: Vec<String>) -> Result<bool, String> {
         cluster: arguments.cluster.unwrap_or([1; 3]),
     };
     let device = arguments.device.as_deref().unwrap_or("h100");
-    let device = DEVICES.iter().find(|one| one.name == device).ok_or("--device must be a100 or h100")?;
+    let device = DEVICES.iter().find(|one| one.name == device).ok_or("--device must be a100, h100 or h200")?;
     if let Some(against) = &arguments.against {
         let other = read_module(against)?;
         let divergence = gpu.compare((&module, &entry), (&other, &entry), &launch, &params);

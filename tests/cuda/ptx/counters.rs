@@ -1,0 +1,238 @@
+//! The interpreter's counters against what is known otherwise: the machine code that ptxas makes of the same PTX, and
+//! the bytes that a kernel has to read and write. And the expectations of `docs/gpu.md`, which are computed from them.
+
+use super::has_nvcc;
+use crate::attention::attend;
+use crate::emulation::compile::kernels;
+use crate::emulation::ptx::{Architecture, compiled, module, nvcc};
+use crate::emulation::{EmulatedDevice, EmulatedOptions};
+use crate::quantized::multiply;
+use crate::support::{options, root};
+use pagetide::backend::cuda::device::{Device, DeviceInfo, ModuleSource};
+use pagetide::backend::cuda::{CudaOptions, module_sources};
+use pagetide::backend::quant::QuantFormat;
+use pagetide::backend::{DType, KvLayout};
+use ptx_interpreter::counters::{Counters, InstructionCounts};
+use ptx_interpreter::program::Op;
+use ptx_interpreter::report::{DEVICES, RooflineTimes};
+use ptx_interpreter::table::Unit;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::process::Command;
+use std::rc::Rc;
+
+/// What a kernel has so many of: products on tensor cores, asynchronous copies of 16 bytes, loads of matrices.
+type OperationCounts = [usize; 3];
+
+/// By kernel, as the interpreter has decoded them.
+fn decoded(source: &ModuleSource, architecture: Architecture) -> BTreeMap<String, OperationCounts> {
+    let module = module(&kernels(), source, architecture).unwrap();
+    let counts = module.entries().map(|program| {
+        let count = |wanted: fn(&Op) -> bool| program.code.iter().filter(|instruction| wanted(&instruction.op)).count();
+        let counts = [
+            count(|op| matches!(op, Op::Mma { .. })),
+            count(|op| matches!(op, Op::CopyAsync { bytes: 16, .. })),
+            count(|op| matches!(op, Op::LoadMatrix { .. })),
+        ];
+        (program.name.clone(), counts)
+    });
+    counts.collect()
+}
+
+/// By kernel, in the machine code of the same PTX.
+fn assembled(source: &ModuleSource, architecture: Architecture) -> BTreeMap<String, OperationCounts> {
+    let tools = nvcc().unwrap().with_file_name("");
+    let ptx = compiled(&kernels(), source, architecture).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let cubin = folder.path().join("module.cubin");
+    let run = |tool: &str, arguments: &[&std::ffi::OsStr]| {
+        let output = Command::new(tools.join(tool)).args(arguments).output().unwrap();
+        assert!(output.status.success(), "{tool}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let name = architecture.name().replace("compute", "sm");
+    run("ptxas", &["--gpu-name".as_ref(), name.as_ref(), ptx.as_os_str(), "-o".as_ref(), cubin.as_os_str()]);
+    let text = run("nvdisasm", &["-c".as_ref(), cubin.as_os_str()]);
+    let (mut counts, mut kernel) = (BTreeMap::<String, OperationCounts>::new(), String::new());
+    for line in text.lines() {
+        if let Some(section) = line.trim_start().strip_prefix(".section\t.text.") {
+            kernel = section.split(',').next().unwrap().into();
+            counts.insert(kernel.clone(), [0; 3]);
+        }
+        let has = |part: &str| usize::from(line.contains(part));
+        if let Some(counts) = counts.get_mut(&kernel) {
+            counts[0] += has(" HMMA.");
+            counts[1] += has(" LDGSTS.").min(has(".128"));
+            counts[2] += has(" LDSM.");
+        }
+    }
+    counts
+}
+
+/// What the interpreter executes once is one instruction of the machine.
+#[test]
+fn machine_code_has_the_same_operations() {
+    if !has_nvcc() {
+        return;
+    }
+    for architecture in Architecture::ALL {
+        let ((major, minor), max_shared_bytes) = architecture.limits();
+        let info = DeviceInfo {
+            name: String::new(),
+            compute_capability: (major, minor),
+            num_sms: 100,
+            max_shared_bytes,
+            total_memory: 1 << 36,
+        };
+        for head_dim in [64, 128] {
+            let kv = KvLayout { num_layers: 2, num_kv_heads: 2, head_dim, block_size: 16, dtype: DType::BF16.into() };
+            let options = CudaOptions { experts: true, ..options(DType::BF16, 8, kv) };
+            for source in module_sources(&options, &info) {
+                let (decoded, assembled) = (decoded(&source, architecture), assembled(&source, architecture));
+                assert_eq!(decoded, assembled, "{}, head size {head_dim}, {architecture:?}", source.file);
+                let products: usize = decoded.values().map(|counts| counts[0]).sum();
+                assert_eq!(products > 0, ["attention.cu", "experts.cu"].contains(&source.file), "{}", source.file);
+            }
+        }
+    }
+}
+
+/// The counters of each launch.
+fn counted(run: impl FnOnce(&Rc<dyn Device>)) -> Vec<Counters> {
+    let options = EmulatedOptions { ptx: Some(Architecture::Sm90a), counts: true, ..EmulatedOptions::default() };
+    let device = Rc::new(EmulatedDevice::new(options));
+    run(&(device.clone() as Rc<dyn Device>));
+    device.take_counters()
+}
+
+/// Those of a kernel's last launch.
+fn last<'a>(launches: &'a [Counters], kernel: &str) -> &'a Counters {
+    let found = launches.iter().rev().find(|counters| counters.kernel == kernel);
+    found.unwrap_or_else(|| panic!("{kernel} was not launched"))
+}
+
+#[test]
+fn attention_reads_every_key_once() {
+    if !has_nvcc() {
+        return;
+    }
+    let (group, num_kv_heads, head_dim, tokens) = (4, 2, 64, 150);
+    let launches = counted(|device| attend(device, (group * num_kv_heads, num_kv_heads, head_dim), (tokens - 1, 1)));
+    let decode = last(&launches, "attention_decode");
+    let element = DType::BF16.size_bytes();
+    let num_blocks: u32 = decode.launch.grid.iter().product();
+    let of_queries = num_blocks as usize * group * head_dim * element;
+    let of_cache = 2 * tokens * num_kv_heads * head_dim * element;
+    assert_eq!(decode.of_unit(Unit::AsyncCopy).global_bytes, (of_queries + of_cache) as u64);
+    // Products of 16 rows: the heads of a group, and rows of zeros.
+    let products = 2 * 2 * 16 * head_dim * tokens.next_multiple_of(16) * num_kv_heads;
+    assert!(decode.total().tensor_operations >= products as u64, "{}", decode.total().tensor_operations);
+    let rope = last(&launches, "rope_and_write_kv");
+    assert_eq!(rope.of_unit(Unit::Store).global_bytes, (2 * num_kv_heads * head_dim * element) as u64);
+}
+
+#[test]
+fn weights_are_read_once() {
+    if !has_nvcc() {
+        return;
+    }
+    let (rows, n, k) = (5, 40, 256);
+    let launches = counted(|device| multiply(device, QuantFormat::Q4_0, (rows, n, k)));
+    let product = last(&launches, "quantized_product_few");
+    // Tiles of 16 rows and 64 columns: codes of 4 bits, and a scale of 16 bits for 32 of them.
+    let tile_bytes = 16 * 64 / 2 + 16 * 64 / 32 * 2;
+    assert_eq!(product.of_unit(Unit::AsyncCopy).global_bytes, (n.div_ceil(16) * (k / 64) * tile_bytes) as u64);
+    assert_eq!(product.of_unit(Unit::Store).global_bytes, (rows * n * size_of::<f32>()) as u64);
+    let operations = 2 * 8 * n.next_multiple_of(16) * k;
+    assert_eq!(product.total().tensor_operations, operations as u64);
+}
+
+/// A kernel at a shape: what is executed of it, and how many times as much the shape is.
+struct ExpectedKernel {
+    kernel: &'static str,
+    shape: &'static str,
+    counts: InstructionCounts,
+    times: u64,
+}
+
+fn expected_kernels() -> Vec<ExpectedKernel> {
+    let attention = |kernel, shape, seq, times| {
+        let launches = counted(|device| attend(device, (4, 1, 128), seq));
+        ExpectedKernel { kernel, shape, counts: last(&launches, kernel).total(), times }
+    };
+    let product = |kernel, shape, format, (rows, n, k), times| {
+        let launches = counted(|device| multiply(device, format, (rows, n, k)));
+        ExpectedKernel { kernel, shape, counts: last(&launches, kernel).total(), times }
+    };
+    vec![
+        attention("attention_decode", "64 sequences of 512 tokens, 32 heads of 128, 8 KV heads", (511, 1), 64 * 8),
+        attention("attention_prefill", "a prompt of 512 tokens, 32 heads of 128, 8 KV heads", (0, 512), 8),
+        product("quantized_product_few", "Q4_0, 8 rows, 4096 x 4096", QuantFormat::Q4_0, (8, 256, 1024), 64),
+        product("quantized_product_few", "Q8_0, 8 rows, 4096 x 4096", QuantFormat::Q8_0, (8, 256, 1024), 64),
+        product("quantized_product", "Q4_0, 512 rows, 4096 x 4096", QuantFormat::Q4_0, (64, 256, 1024), 512),
+    ]
+}
+
+fn expectations() -> String {
+    let device = DEVICES.iter().find(|device| device.name == "h200").expect("it is in the table");
+    let mut table = String::from(
+        "| kernel | shape | MB | million issue slots | bank conflicts | memory, µs | issue, µs | shared memory, µs \
+         | tensor cores, µs |\n|---|---|---|---|---|---|---|---|---|\n",
+    );
+    for ExpectedKernel { kernel, shape, counts, times } in expected_kernels() {
+        let RooflineTimes { issue, memory, shared, tensor } = RooflineTimes::of(&counts, device);
+        let microseconds = [memory, issue, shared, tensor].map(|time| time * times as f64 * 1e6);
+        let longest = microseconds.iter().copied().fold(0.0, f64::max);
+        let cells = microseconds.map(|time| match time == longest {
+            true => format!("**{time:.1}**"),
+            false => format!("{time:.1}"),
+        });
+        let _ = writeln!(
+            table,
+            "| `{kernel}` | {shape} | {:.1} | {:.2} | {:.0}% | {} |",
+            (counts.sectors * 32 * times) as f64 / 1e6,
+            (counts.warps * times) as f64 / 1e6,
+            100.0 * (counts.shared_passes - counts.ideal_shared_passes) as f64 / counts.shared_passes.max(1) as f64,
+            cells.join(" | "),
+        );
+    }
+    table
+}
+
+const BEGIN: &str = "<!-- expectations -->\n";
+const END: &str = "<!-- end of expectations -->\n";
+
+/// `UPDATE_DOCS=1` writes the table.
+#[test]
+fn the_page_has_the_expectations_of_the_counters() {
+    if !has_nvcc() {
+        return;
+    }
+    let path = root().join("docs/gpu.md");
+    let page = std::fs::read_to_string(&path).unwrap();
+    let start = page.find(BEGIN).expect("the page marks where the table begins") + BEGIN.len();
+    let end = page.find(END).expect("the page marks where the table ends");
+    let expected = format!("{}\n{}\n{}", &page[..start], expectations(), &page[end..]);
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(&path, expected).unwrap();
+    } else {
+        assert!(page == expected, "docs/gpu.md: UPDATE_DOCS=1 cargo test --test cuda ptx::counters:\n{expected}");
+    }
+}
+
+/// Prints how fast kernels are executed: `cargo test --test cuda ptx::counters::speed -- --ignored --nocapture`.
+#[test]
+#[ignore = "measures"]
+fn speed() {
+    let timed = |what: &str, run: &dyn Fn(&Rc<dyn Device>)| {
+        let options = EmulatedOptions { ptx: Some(Architecture::Sm90a), counts: true, ..EmulatedOptions::default() };
+        let device = Rc::new(EmulatedDevice::new(options));
+        run(&(device.clone() as Rc<dyn Device>));
+        let threads: u64 = device.take_counters().iter().map(Counters::thread_instructions).sum();
+        let seconds = device.seconds_of_launches();
+        println!("{what}: {:.1} million thread instructions a second", threads as f64 / seconds / 1e6);
+    };
+    timed("attention", &|device| attend(device, (4, 1, 128), (511, 1)));
+    timed("quantised product, few rows", &|device| multiply(device, QuantFormat::Q4_0, (8, 256, 1024)));
+    timed("quantised product, many rows", &|device| multiply(device, QuantFormat::Q4_0, (64, 256, 1024)));
+}
