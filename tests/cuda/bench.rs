@@ -1,10 +1,7 @@
 //! `pagetide bench gpu` at sizes that the emulation can do: every figure is there and is finite.
 
-use crate::emulation::{EmulatedDevice, EmulatedOptions};
-use crate::support::{device, on_gpu};
-use pagetide::backend::cuda::device::Device;
+use crate::support::model_device;
 use pagetide::bench::gpu::{Sizes, measure};
-use std::rc::Rc;
 
 const MODEL: &str = r#"{
   "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16",
@@ -30,15 +27,7 @@ fn every_figure_is_measured() {
     };
     let mut figures = Vec::new();
     // Steps are measured over a context that was never computed.
-    let open = || -> Rc<dyn Device> {
-        match on_gpu() {
-            true => device(0),
-            false => {
-                Rc::new(EmulatedDevice::new(EmulatedOptions { takes_unwritten: true, ..EmulatedOptions::default() }))
-            }
-        }
-    };
-    measure(&move || Ok(open()), &sizes, &mut |figure| figures.push(figure)).unwrap();
+    measure(&|| Ok(model_device()), &sizes, &mut |figure| figures.push(figure)).unwrap();
     assert!(figures.iter().all(|figure| figure.value.is_finite()), "{figures:#?}");
     let has = |part: &str| figures.iter().filter(|figure| figure.measure.contains(part)).count();
     assert_eq!(has("copy"), 3);

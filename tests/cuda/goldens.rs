@@ -2,7 +2,7 @@
 
 use crate::common::{Driver, Golden, Sequence, logprob};
 use crate::model::cuda_model;
-use crate::support::{device, parallel, root};
+use crate::support::{model_device, parallel, root};
 use pagetide::backend::cuda::CudaBackend;
 use pagetide::backend::{CodeType, DType, KvDType};
 use std::fs;
@@ -22,7 +22,7 @@ fn driver(
     let directory = models().join(model);
     let mut layout = None;
     let (backend, decoder) =
-        cuda_model(&device(0), directory.to_str().unwrap(), dtype, block_size, max_model_len, |options| {
+        cuda_model(&model_device(), directory.to_str().unwrap(), dtype, block_size, max_model_len, |options| {
             options.kv.dtype = codes.map_or(dtype.into(), KvDType::Codes);
             layout = Some(options.kv);
         });

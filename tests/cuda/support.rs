@@ -44,6 +44,14 @@ pub fn device(thread_order: u32) -> Rc<dyn Device> {
     Rc::new(EmulatedDevice::new(EmulatedOptions { thread_order, ..EmulatedOptions::default() }))
 }
 
+/// [`device`] for whole models, which compute rows that nobody takes: a graph is recorded for more rows than a step has.
+pub fn model_device() -> Rc<dyn Device> {
+    if on_gpu() {
+        return device(0);
+    }
+    Rc::new(EmulatedDevice::new(EmulatedOptions { takes_unwritten: true, ..EmulatedOptions::default() }))
+}
+
 /// The thread orders that everything is run under. A GPU has its own order, accesses out of bounds are the same under
 /// any order, and the interpreter of PTX finds races whatever the order.
 pub fn thread_orders() -> std::ops::Range<u32> {

@@ -115,6 +115,10 @@ fn uses_of_global_memory_that_was_never_written() {
     let dropped =
         "ld.global.u32 %r1, [%d3]; add.u32 %r2, %r1, 1; setp.lt.u32 %p1, %r0, 99; selp.u32 %r3, %r0, %r2, %p1;
         shl.b32 %r3, %r3, 1; st.global.u32 [%d1], %r3;";
+    // The second half of each word stays unwritten, and the first is used.
+    let halves = "cvt.u16.u32 %h0, %r0; st.global.u16 [%d3], %h0; ld.global.u32 %r1, [%d3];
+        st.shared.u32 [%r10], %r1; ld.shared.u16 %h1, [%r10]; st.global.u16 [%d3+128], %h1; ld.global.u16 %h2, [%d3+128];
+        add.u16 %h2, %h2, 1; st.global.u16 [%d1], %h2;";
     let by_an_mma = |lane: u32| {
         format!(
             "ld.global.u32 %r1, [%d1]; setp.ne.u32 %p1, %r0, {lane}; @%p1 mov.b32 %r1, 0;
@@ -125,7 +129,7 @@ fn uses_of_global_memory_that_was_never_written() {
     };
     // Column 0 is undefined: the even registers of the first lanes of each four. Nobody takes it.
     let of_mma = |taken: &str| format!("{} st.global.f32 [%d1], {taken};", by_an_mma(0));
-    for right in [copied, through_shared, dropped, &of_mma("%f1")] {
+    for right in [copied, through_shared, dropped, halves, &of_mma("%f1")] {
         assert_eq!(launch(right), [], "{right}");
     }
     let used = |what: &str| {

@@ -304,8 +304,10 @@ impl Exec<'_, '_> {
             if missing != 0 {
                 let is_computed = self.holds_computed(target);
                 for (i, undefined) in undefined.iter_mut().enumerate().take(to.len()) {
-                    if missing >> (i as u32 * bytes) & ((1 << bytes) - 1) != 0 {
+                    let missing = missing >> (i as u32 * bytes) & ((1 << bytes) - 1);
+                    if missing != 0 {
                         undefined.lanes |= 1 << lane;
+                        undefined.bytes[lane] = missing as u8;
                         undefined.is_computed |= is_computed;
                     }
                 }
@@ -382,7 +384,10 @@ impl Exec<'_, '_> {
             if is_result && self.run.options.check_results {
                 self.report_undefined(undefined.with_lanes(1 << lane), "a result");
             } else {
-                self.put_undefined(target, i * width..(i + 1) * width, undefined.is_computed);
+                let bytes = undefined.bytes[lane];
+                for at in (0..width).filter(|at| bytes >> at & 1 == 1) {
+                    self.put_undefined(target, i * width + at..i * width + at + 1, undefined.is_computed);
+                }
             }
         }
     }

@@ -6,9 +6,10 @@
 //! value is undefined, and each instruction passes them on to its results.
 
 use super::access::AccessTarget;
+use super::lanes_of;
 use super::step::Exec;
 use crate::findings::FindingKind;
-use crate::program::{LaneValues, PredicateSource, ValueSource};
+use crate::program::{LaneValues, PredicateSource, ValueSource, WARP_SIZE};
 use crate::races::{AccessKind, Stamp};
 use crate::syntax::{Predicate, Register};
 
@@ -16,6 +17,8 @@ use crate::syntax::{Predicate, Register};
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct UndefinedLanes {
     pub lanes: u32,
+    /// Which of the register's bytes are undefined in these lanes: copies of halves and bytes are told apart.
+    pub bytes: [u8; WARP_SIZE],
     /// The instruction that loaded what was never written.
     pub origin: u32,
     /// Whether it went through a computation since it was loaded.
@@ -26,15 +29,24 @@ impl UndefinedLanes {
     fn join(self, other: Self) -> Self {
         let (first, second) = if self.lanes != 0 { (self, other) } else { (other, self) };
         let is_computed = first.is_computed || second.lanes != 0 && second.is_computed;
-        Self { lanes: first.lanes | second.lanes, origin: first.origin, is_computed }
+        let mut bytes = first.bytes;
+        for lane in lanes_of(second.lanes) {
+            bytes[lane] = second.bytes[lane] | if first.lanes >> lane & 1 == 1 { bytes[lane] } else { 0 };
+        }
+        Self { lanes: first.lanes | second.lanes, bytes, origin: first.origin, is_computed }
     }
 
     pub fn with_lanes(self, lanes: u32) -> Self {
         Self { lanes, ..self }
     }
 
+    /// All bytes of the lanes' values are undefined.
+    pub fn whole(self) -> Self {
+        Self { bytes: [0xff; WARP_SIZE], ..self }
+    }
+
     pub fn computed(self) -> Self {
-        Self { is_computed: true, ..self }
+        Self { is_computed: true, ..self.whole() }
     }
 
     fn overwrite(&mut self, mask: u32, new: Self) {
@@ -183,6 +195,13 @@ impl Exec<'_, '_> {
                 joined.computed().with_lanes(lanes)
             })
             .collect()
+    }
+
+    /// The instruction moves bytes of what it has read to other places.
+    pub(super) fn mix_undefined(&self) {
+        if self.undefined.get().lanes != 0 {
+            self.undefined.set(self.undefined.get().whole());
+        }
     }
 
     /// Writes registers of which each has its own undefined lanes.

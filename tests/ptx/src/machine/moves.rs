@@ -18,7 +18,9 @@ impl Exec<'_, '_> {
                 let by = self.predicate(*by);
                 if read.lanes != 0 {
                     let (of_a, of_b) = (self.undefined_of(*when_true).lanes, self.undefined_of(*when_false).lanes);
-                    let chosen = by & of_a | !by & of_b | self.undefined.get().lanes;
+                    let of_by = self.undefined.get();
+                    let chosen = by & of_a | !by & of_b | of_by.lanes;
+                    let read = if of_by.lanes == 0 { read } else { read.computed() };
                     self.undefined.set(read.with_lanes(chosen));
                 }
                 let mut result = [0; WARP_SIZE];
@@ -35,10 +37,12 @@ impl Exec<'_, '_> {
                         result[lane] |= truncate(values[lane], *bits) << (i as u32 * bits);
                     }
                 }
+                self.mix_undefined();
                 self.set(*to, &result);
             }
             Op::Unpack { to, from, bits } => {
                 let values = self.get(*from);
+                self.mix_undefined();
                 for (i, register) in to.iter().enumerate() {
                     if let Some(register) = register {
                         let parts = values.map(|value| truncate(value >> (i as u32 * bits), *bits));

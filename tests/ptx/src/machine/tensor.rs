@@ -19,7 +19,7 @@ impl Exec<'_, '_> {
             Op::MoveMatrix { to, from } => {
                 let rows = matrix_rows(&self.get(*from));
                 let undefined = self.undefined.get();
-                self.undefined.set(undefined.with_lanes(if undefined.lanes == 0 { 0 } else { u32::MAX }));
+                self.undefined.set(undefined.whole().with_lanes(if undefined.lanes == 0 { 0 } else { u32::MAX }));
                 let mut result = [0; WARP_SIZE];
                 for (lane, word) in result.iter_mut().enumerate() {
                     let (g, t) = (lane / 4, lane % 4);
@@ -105,7 +105,11 @@ impl Exec<'_, '_> {
                 *word = u64::from(low) | u64::from(high) << 16;
                 lanes |= u32::from(places.iter().any(|(row, i)| undefined[*row] >> (2 * i) & 3 != 0)) << lane;
             }
-            self.set_with(*register, &result, UndefinedLanes { lanes, origin: self.pc, is_computed });
+            self.set_with(
+                *register,
+                &result,
+                UndefinedLanes { lanes, bytes: [0xff; WARP_SIZE], origin: self.pc, is_computed },
+            );
         }
     }
 

@@ -38,7 +38,7 @@ impl Exec<'_, '_> {
                         });
                     }
                 }
-                self.set_with(*to, &result, undefined.with_lanes(undefined_lanes));
+                self.set_with(*to, &result, undefined.whole().with_lanes(undefined_lanes));
                 self.undefined.take();
                 if let Some(in_range) = in_range {
                     self.set_predicate(*in_range, in_ranges);
