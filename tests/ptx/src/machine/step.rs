@@ -139,9 +139,12 @@ impl Exec<'_, '_> {
 
     /// Notes the executed instruction for the comparison with another kernel.
     fn end_trace(&mut self) {
-        if self.run.trace.is_some() {
-            let (pc, warp) = (self.pc, self.warp_number());
-            self.run.trace.as_mut().expect("it is there").end(pc, warp);
+        if self.run.trace.is_none() {
+            return;
+        }
+        let warp = self.warp_number();
+        if let Some(trace) = &mut self.run.trace {
+            trace.end(self.pc, warp);
         }
     }
 
