@@ -166,7 +166,9 @@ fn the_list_of_specialisations_is_written_for_nvcc() {
             json!({"arch": arch, "file": source.file, "defines": defines, "shared_bytes": shared_bytes})
         })
         .collect();
-    for file in ["attention.cu", "attention_rows.cu", "experts.cu", "quantized.cu", "rows.cu", "sampling.cu"] {
+    for file in
+        ["attention.cu", "attention_rows.cu", "experts.cu", "quantized.cu", "rows.cu", "sampling.cu", "transfers.cu"]
+    {
         for arch in ["sm_80", "sm_90a", "sm_100a"] {
             assert!(list.iter().any(|entry| entry["file"] == file && entry["arch"] == arch), "{file}, {arch}");
         }

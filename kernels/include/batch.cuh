@@ -1,5 +1,5 @@
-// A step's input in device memory. The host uploads all of it with one copy; `src/backend/cuda/batch.rs` writes the
-// same words.
+// A step's input in device memory. `transfers.cu` copies all of it at once; `src/backend/cuda/batch.rs` writes the same
+// words.
 #pragma once
 #include "types.cuh"
 

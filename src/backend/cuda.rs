@@ -5,8 +5,8 @@
 //! - `batch`: a step's input; `upload`: weights; `kv_pools`: the two pools of KV blocks and the copies between them.
 //! - `tensors`: tensors in device memory.
 //! - `weight_tiles`: how quantised weights lie in device memory; `quantized`: matrices of them.
-//! - `rows`, `attention`, `products`, `experts`, `sampling`: launches of the kernels in `kernels/`; `graphs`: recorded
-//!   launches.
+//! - `rows`, `attention`, `products`, `experts`, `sampling`, `transfers`: launches of the kernels in `kernels/`;
+//!   `graphs`: recorded launches.
 //!
 //! All work is enqueued: a step's operations return before they are done, and the host waits only in `finish_step`.
 //! Decode steps are recorded as CUDA graphs and replayed. Graphs are recorded for a few batch sizes, the buckets. A
@@ -28,6 +28,7 @@ pub mod quantized;
 pub mod rows;
 pub mod sampling;
 mod tensors;
+pub mod transfers;
 pub mod upload;
 mod weight_tiles;
 
@@ -59,6 +60,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use tensors::{CudaExpertWeights, CudaWeights};
 pub use tensors::{CudaMatrices, CudaMatrix, CudaRopeTable, CudaTensor, CudaVector};
+use transfers::TransferKernels;
 use upload::Uploader;
 pub use weight_tiles::{WeightTiles, held_bytes};
 
@@ -77,7 +79,8 @@ impl From<DeviceError> for StartError {
 
 /// The modules that a model needs on a device, in the order of `CudaBackend::new`.
 pub fn module_sources(options: &CudaOptions, info: &DeviceInfo) -> Vec<ModuleSource> {
-    let mut sources = vec![rows::source(options), attention::source(options, info), sampling::source()];
+    let mut sources =
+        vec![rows::source(options), attention::source(options, info), sampling::source(), transfers::source()];
     if options.experts {
         sources.push(experts::source(options));
     }
@@ -91,13 +94,14 @@ pub struct CudaBackend {
     kernels: RowKernels,
     attention: AttentionKernels,
     sampling: SamplingKernels,
+    transfers: Rc<TransferKernels>,
     /// `None` if the model has no experts.
     experts: Option<ExpertKernels>,
     quantized: QuantizedModules,
     uploader: RefCell<Uploader>,
     kv: Option<CudaKvPools>,
     input: BatchInput,
-    /// Copy-on-write pairs that are uploaded to the device.
+    /// Copy-on-write pairs.
     copies: CopyList,
     step: EnqueuedStep,
     /// The end of each step that was ended but not finished.
@@ -146,11 +150,12 @@ impl CudaBackend {
         let CudaOptions { vocab_size, max_rows, max_seqs, max_logit_rows, kv, .. } = options;
         check_layout(&kv)?;
         let modules = device.load_modules(&module_sources(&options, device.info()))?;
+        let transfers = Rc::new(TransferKernels::new(&device, modules[3])?);
         Ok(Self {
             kernels: RowKernels::new(&device, &options, modules[0])?,
             attention: AttentionKernels::new(&device, &options, modules[1])?,
-            sampling: SamplingKernels::new(&device, modules[2], vocab_size, max_rows + max_seqs)?,
-            experts: options.experts.then(|| ExpertKernels::new(&device, &options, modules[3])).transpose()?,
+            sampling: SamplingKernels::new(&device, &transfers, modules[2], vocab_size, max_rows + max_seqs)?,
+            experts: options.experts.then(|| ExpertKernels::new(&device, &options, modules[4])).transpose()?,
             quantized: QuantizedModules::new(&device, options.dtype),
             uploader: RefCell::new(Uploader::new(&device)?),
             kv: None,
@@ -160,7 +165,8 @@ impl CudaBackend {
             step: EnqueuedStep::default(),
             ended: VecDeque::new(),
             graphs: Graphs::new(&device),
-            hidden: HiddenRows::new(&device),
+            hidden: HiddenRows::new(&device, &transfers),
+            transfers,
             logits: DeviceBuffer::new(&device, max_logit_rows * vocab_size * 4)?,
             num_logit_rows: 0,
             narrow: RefCell::new(None),
@@ -350,9 +356,13 @@ impl Backend for CudaBackend {
         must(self.kv().begin_step(batch));
         let attention = self.attention.plan(batch);
         let graph = self.graph_key(batch, &attention);
-        if must(self.input.upload(batch, &attention.work)) {
+        let (input, has_moved) = must(self.input.write(batch, &attention.work));
+        if has_moved {
             self.graphs.clear();
         }
+        // SAFETY: the buffers live as long as `self`, and freeing them waits for the device. The steps that used this
+        // pinned memory and these tokens are done or enqueued before.
+        must(unsafe { self.transfers.copy_both([input, self.sampling.begin_step()]) });
         // Numbers of rows are rounded up to a few sizes, so that few algorithms have to be found for products.
         let num_rows = graph.map_or(bucket(batch.num_rows(), self.options.max_rows), |key| key.num_rows);
         self.step = EnqueuedStep { num_rows, num_logit_rows: batch.logit_rows.len(), attention, graph };
@@ -495,7 +505,7 @@ impl Backend for CudaBackend {
         let host = must(PinnedBuffer::new(&self.device, bytes));
         let copy = Copy { to: host.ptr(), from: self.logits.ptr(), bytes };
         // SAFETY: both live until the device has done the copy.
-        must(unsafe { self.device.copy(Stream::Compute, copy) });
+        must(unsafe { self.transfers.copy(copy) });
         must(self.device.synchronize());
         // SAFETY: the copy is done.
         unsafe { host.as_slice() }.as_chunks().0.iter().map(|bytes| f32::from_ne_bytes(*bytes)).collect()
@@ -507,7 +517,7 @@ impl Backend for CudaBackend {
 
     fn end_step(&mut self) {
         assert!(self.ended.len() < MAX_STEPS_IN_FLIGHT, "more than {MAX_STEPS_IN_FLIGHT} steps in flight");
-        must(self.sampling.end_step());
+        self.sampling.end_step();
         self.hidden.end_step();
         let end = must(self.device.record(Stream::Compute));
         must(self.kv().end_step(end));
@@ -536,8 +546,8 @@ impl Backend for CudaBackend {
         must(self.kv().begin_copies(pairs));
         let pool = self.kv().ptr();
         for pairs in independent_groups(pairs).into_iter().flat_map(|group| group.chunks(MAX_PAIRS)) {
-            let list = must(self.copies.upload(pairs));
-            must(self.kernels.copy_blocks(pool, list, pairs.len()));
+            let copy_blocks = |list| self.kernels.copy_blocks(pool, list, pairs.len());
+            must(self.copies.launch(pairs, copy_blocks));
         }
     }
 

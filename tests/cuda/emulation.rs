@@ -16,7 +16,7 @@ use self::ptx::{Architecture, Interpreter};
 use libloading::{Library, Symbol};
 use pagetide::backend::cuda::device::{
     Copy, Device, DeviceError, DeviceEvent, DeviceInfo, DevicePtr, DeviceResult, GraphId, Grid, KernelId, Matmul,
-    ModuleId, ModuleSource, Stream,
+    ModuleId, ModuleSource, PinnedMemory, Stream,
 };
 use ptx_interpreter::counters::Counters;
 use std::alloc::Layout;
@@ -87,6 +87,8 @@ pub struct EmulatedDevice {
     failure: RefCell<Option<DeviceError>>,
     /// Operations until the device fails.
     fails_after: Cell<Option<u64>>,
+    /// Copies that a GPU's copy engines would make, by stream.
+    pub num_copies: [Cell<u64>; Stream::ALL.len()],
     pub num_launches: Cell<u64>,
     pub num_graph_launches: Cell<u64>,
 }
@@ -121,6 +123,7 @@ impl EmulatedDevice {
             capturing: RefCell::default(),
             failure: RefCell::default(),
             fails_after: Cell::default(),
+            num_copies: Default::default(),
             num_launches: Cell::default(),
             num_graph_launches: Cell::default(),
         }
@@ -145,6 +148,11 @@ impl EmulatedDevice {
     /// Memory that has not been freed: device and pinned bytes.
     pub fn bytes_in_use(&self) -> (usize, usize) {
         (self.allocated.borrow().values().sum(), self.pinned.borrow().values().sum())
+    }
+
+    fn count_copies(&self, stream: Stream, copies: usize) {
+        let counted = &self.num_copies[stream as usize];
+        counted.set(counted.get() + copies as u64);
     }
 
     fn open(&self, path: &Path) -> DeviceResult<ModuleId> {
@@ -358,28 +366,30 @@ impl Device for EmulatedDevice {
         self.free_in(&self.allocated, ptr.0);
     }
 
-    fn allocate_pinned(&self, bytes: usize) -> DeviceResult<NonNull<u8>> {
+    fn allocate_pinned(&self, bytes: usize) -> DeviceResult<PinnedMemory> {
         self.check()?;
         let memory = self.allocate_in(&self.pinned, bytes);
         if let Some(interpreter) = &self.interpreter {
             // SAFETY: it is unmapped before it is freed, and the host does not run while a kernel does.
             unsafe { interpreter.borrow_mut().gpu.memory.map_host(memory.as_ptr() as u64, bytes) };
         }
-        Ok(memory)
+        Ok(PinnedMemory { host: memory, device: DevicePtr(memory.as_ptr() as u64) })
     }
 
-    unsafe fn free_pinned(&self, ptr: NonNull<u8>) {
+    unsafe fn free_pinned(&self, memory: PinnedMemory) {
         if let Some(interpreter) = &self.interpreter {
-            interpreter.borrow_mut().gpu.memory.unmap_host(ptr.as_ptr() as u64);
+            interpreter.borrow_mut().gpu.memory.unmap_host(memory.device.0);
         }
-        self.free_in(&self.pinned, ptr.as_ptr() as u64);
+        self.free_in(&self.pinned, memory.device.0);
     }
 
     unsafe fn copy(&self, stream: Stream, copy: Copy) -> DeviceResult<()> {
+        self.count_copies(stream, 1);
         self.enqueue(stream, Operation::Copies(vec![copy]))
     }
 
     unsafe fn copy_batch(&self, stream: Stream, copies: &[Copy]) -> DeviceResult<()> {
+        self.count_copies(stream, copies.len());
         self.enqueue(stream, Operation::Copies(copies.to_vec()))
     }
 

@@ -19,3 +19,4 @@ mod resume;
 mod rows;
 mod sampling;
 mod support;
+mod transfers;

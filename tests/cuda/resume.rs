@@ -5,7 +5,7 @@ use crate::emulation::{Eagerness, EmulatedDevice, EmulatedOptions};
 use crate::model::cuda_model;
 use crate::support::*;
 use pagetide::backend::cuda::CudaBackend;
-use pagetide::backend::cuda::device::Device;
+use pagetide::backend::cuda::device::{Device, Stream};
 use pagetide::backend::{CodeType, DType, KvDType, KvLayout};
 use pagetide::engine::plan::Delivery;
 use pagetide::engine::prefix_cache::EvictionPolicy;
@@ -274,6 +274,25 @@ fn a_missing_wait_shows() {
             engine.outputs != expected
         });
         assert!(caught.count() > 0);
+    }
+}
+
+/// A copy engine makes its copies in the order in which they arrive. If a step needed one, it would wait for the swap
+/// copies of other steps. So only swapping uses them: no input, request, copy-on-write pair, sample, log-probability or
+/// row for the host's samplers is copied by one.
+#[test]
+fn only_swapping_uses_copy_engines() {
+    for (mode, extra) in [(PreemptionMode::Swap, false), (PreemptionMode::Recompute, true)] {
+        let setting = Setting { overlap: true, extra, num_swap_blocks: if extra { 0 } else { 40 }, ..setting(mode) };
+        let device = Rc::new(EmulatedDevice::new(EmulatedOptions::default()));
+        let mut engine = EmulatedEngine::new(&(device.clone() as Rc<dyn Device>), &setting);
+        let copies = |stream: Stream| device.num_copies[stream as usize].get();
+        let weights = copies(Stream::CopyIn);
+        engine.run(requests(&setting));
+        assert!(engine.outputs.values().flatten().any(|sampled| sampled.logprobs.is_some()));
+        assert_eq!(copies(Stream::Compute), 0, "{mode:?}");
+        let swaps = [copies(Stream::CopyOut), copies(Stream::CopyIn) - weights];
+        assert_eq!(swaps.map(|copies| copies > 0), [!extra; 2], "{mode:?}: {swaps:?}");
     }
 }
 

@@ -4,6 +4,7 @@
 use crate::support::*;
 use pagetide::backend::cuda::device::Device;
 use pagetide::backend::cuda::sampling::{SamplingKernels, source};
+use pagetide::backend::cuda::transfers::{self, TransferKernels};
 use pagetide::backend::{DType, LogitsRequest, LogitsResult, LogitsWant};
 use pagetide::sampling::extra::{Dry, DryBreakers, ExtraSamplers, Mirostat, MirostatVersion, Xtc};
 use pagetide::sampling::params::{PositionLogprobs, SamplingParams, TokenLimits, TokenMask};
@@ -169,8 +170,9 @@ fn check_on(seed: u64, device: &dyn Fn(u32) -> Rc<dyn Device>) {
     let random = &mut Random(seed);
     let vocab = random.pick(&[1, 2, 31, 64, 65, 300, 1000, 5000]);
     let device = device(random.below(thread_orders().len()) as u32);
-    let modules = device.load_modules(&[source()]).unwrap();
-    let mut sampling = SamplingKernels::new(&device, modules[0], vocab, 200).unwrap();
+    let modules = device.load_modules(&[source(), transfers::source()]).unwrap();
+    let transfers = Rc::new(TransferKernels::new(&device, modules[1]).unwrap());
+    let mut sampling = SamplingKernels::new(&device, &transfers, modules[0], vocab, 200).unwrap();
     let mut before: Option<Vec<u32>> = None;
     for step in 0..2 {
         let num_rows = random.range(1, 4);
@@ -195,9 +197,11 @@ fn check_on(seed: u64, device: &dyn Fn(u32) -> Rc<dyn Device>) {
             },
         });
         let requests: Vec<_> = requests.collect();
+        // SAFETY: the memory is that of `sampling`.
+        unsafe { transfers.copy(sampling.begin_step()) }.unwrap();
         // A step may make several calls, each about other rows.
         sampling.sample(on_device.ptr(), &requests).unwrap();
-        sampling.end_step().unwrap();
+        sampling.end_step();
         device.synchronize().unwrap();
         let results = sampling.finish_step();
         assert_eq!(results.len(), wants.len());
@@ -241,8 +245,9 @@ fn same_tokens_as_on_the_cpu() {
 fn many_requests_with_penalties() {
     let (vocab, num) = (100, 75);
     let device = device(0);
-    let modules = device.load_modules(&[source()]).unwrap();
-    let mut sampling = SamplingKernels::new(&device, modules[0], vocab, 200).unwrap();
+    let modules = device.load_modules(&[source(), transfers::source()]).unwrap();
+    let transfers = Rc::new(TransferKernels::new(&device, modules[1]).unwrap());
+    let mut sampling = SamplingKernels::new(&device, &transfers, modules[0], vocab, 200).unwrap();
     let random = &mut Random(3);
     let row = logits(random, vocab);
     let wants: Vec<Want> = (0..num).map(|_| want(random, vocab, None)).collect();
@@ -271,7 +276,7 @@ fn many_requests_with_penalties() {
         })
         .collect();
     sampling.sample(on_device.ptr(), &requests).unwrap();
-    sampling.end_step().unwrap();
+    sampling.end_step();
     device.synchronize().unwrap();
     for ((params, draw), result) in wants.iter().zip(sampling.finish_step()) {
         let history = History { prompt: &prompt, output: &output, ..History::default() };

@@ -2,10 +2,13 @@
 // when told to. Memory and kernels are those of kernels_add.h or, built with PTX, those of kernels_ptx.h. Built with
 // other settings it is a driver that has nothing to offer: INIT (what cuInit answers), DEVICES, CAPABILITY_MAJOR, OLD
 // (functions of later releases are missing). TOTAL_BYTES and FREE_BYTES are the memory that it says it has.
+#define _GNU_SOURCE
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #ifndef INIT
 #define INIT 0
@@ -370,18 +373,67 @@ CUresult cuMemFree_v2(CUdeviceptr ptr) {
     return 0;
 }
 
+// Pinned memory has two addresses, as CUDA allows: the host's, and the one under which the device knows it.
+struct Pinned {
+    void *host, *device;
+    size_t bytes;
+    struct Pinned* next;
+};
+
+static struct Pinned* all_pinned;
+
+static struct Pinned** find_pinned(const void* host) {
+    struct Pinned** found = &all_pinned;
+    while (*found != NULL && (*found)->host != host) {
+        found = &(*found)->next;
+    }
+    return found;
+}
+
 CUresult cuMemHostAlloc(void** ptr, size_t bytes, unsigned flags) {
     ENTER();
-    *ptr = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
-    device_map((CUdeviceptr)*ptr, bytes);
+    // CU_MEMHOSTALLOC_PORTABLE and CU_MEMHOSTALLOC_DEVICEMAP.
+    if (bytes == 0 || flags != 3) {
+        return INVALID_VALUE;
+    }
+    struct Pinned* pinned = calloc(1, sizeof *pinned);
+    const int file = memfd_create("pinned", 0);
+    if (file < 0 || ftruncate(file, bytes) != 0) {
+        return 2;
+    }
+    pinned->host = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    pinned->device = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    pinned->bytes = bytes;
+    pinned->next = all_pinned;
+    all_pinned = pinned;
+    device_map((CUdeviceptr)pinned->device, bytes);
     live[PINNED_MEMORY]++;
-    return bytes > 0 && flags == 0 ? 0 : INVALID_VALUE;
+    *ptr = pinned->host;
+    return 0;
+}
+
+CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* device, void* host, unsigned flags) {
+    ENTER();
+    const struct Pinned* pinned = *find_pinned(host);
+    if (pinned == NULL || flags != 0) {
+        return INVALID_VALUE;
+    }
+    *device = (CUdeviceptr)pinned->device;
+    return 0;
 }
 
 CUresult cuMemFreeHost(void* ptr) {
     ENTER();
-    device_unmap((CUdeviceptr)ptr);
-    free(ptr);
+    struct Pinned **place = find_pinned(ptr), *pinned = *place;
+    if (pinned == NULL) {
+        return INVALID_VALUE;
+    }
+    *place = pinned->next;
+    device_unmap((CUdeviceptr)pinned->device);
+    munmap(pinned->host, pinned->bytes);
+    munmap(pinned->device, pinned->bytes);
+    free(pinned);
     live[PINNED_MEMORY]--;
     return 0;
 }

@@ -73,6 +73,29 @@ fn a_device_gives_back_all_that_it_took() {
 }
 
 #[test]
+fn pinned_memory_has_an_address_for_the_device() {
+    let Some(fake) = Fake::lock() else { return };
+    let device = fake.find(false).unwrap().open().unwrap();
+    let pinned = PinnedBuffer::new(&device, 64).unwrap();
+    // SAFETY: nothing is enqueued, and new memory of a process holds zeros.
+    assert_ne!(unsafe { pinned.as_slice() }.as_ptr() as u64, pinned.ptr().0, "the fake has two");
+    let module = device.load_modules(&[source()]).unwrap()[0];
+    let kernel = device.kernel(module, "add", 0).unwrap();
+    // SAFETY: the kernel writes to this memory, which is read when it is done.
+    let written = unsafe {
+        let grid = Grid { blocks: [1, 1, 1], threads: 32, shared_bytes: 0 };
+        device.launch(kernel, grid, &add_params(pinned.ptr() + 8, 7)).unwrap();
+        device.synchronize().unwrap();
+        pinned.as_slice()[8]
+    };
+    assert_eq!(written, 7);
+    fake.fail("cuMemHostGetDevicePointer_v2", 1);
+    assert!(PinnedBuffer::new(&device, 64).is_err());
+    drop((pinned, device));
+    assert_eq!(fake.alive(), [0; 10]);
+}
+
+#[test]
 fn many_copies_are_one_call_where_the_driver_has_it() {
     let Some(fake) = Fake::lock() else { return };
     let device = fake.find(false).unwrap().open().unwrap();

@@ -1,6 +1,6 @@
-//! Uploads a step's input to device memory, in the format of `kernels/include/batch.cuh`.
+//! A step's input in device memory, in the format of `kernels/include/batch.cuh`.
 
-use super::device::{Copy, Device, DeviceBuffer, DevicePtr, DeviceResult, PinnedBuffer, Stream};
+use super::device::{Copy, Device, DeviceBuffer, DevicePtr, DeviceResult, PinnedBuffer};
 use crate::{Batch, MAX_STEPS_IN_FLIGHT};
 use std::rc::Rc;
 
@@ -24,8 +24,8 @@ pub struct BatchWork {
     pub prefill_tiles: Vec<Tile>,
 }
 
-/// The device's copy of a step's input, and its staging memory. The device's address changes only if a batch is larger
-/// than all before it.
+/// The device's copy of a step's input, and the pinned memory that it is copied from. The device's address changes only
+/// if a batch is larger than all before it.
 pub struct BatchInput {
     device: Rc<dyn Device>,
     on_device: DeviceBuffer,
@@ -54,11 +54,11 @@ impl BatchInput {
         self.on_device.ptr()
     }
 
-    /// Enqueues the copy of a batch to the device. Returns true if the device's address has changed, so that recorded
-    /// graphs are invalid.
+    /// Writes a batch to pinned memory, and returns the copy to the device that is to be enqueued, and true if the
+    /// device's address has changed, so that recorded graphs are invalid.
     ///
     /// Must not be called before the step that was [`MAX_STEPS_IN_FLIGHT`] steps earlier is done.
-    pub fn upload(&mut self, batch: &Batch, work: &BatchWork) -> DeviceResult<bool> {
+    pub fn write(&mut self, batch: &Batch, work: &BatchWork) -> DeviceResult<(Copy, bool)> {
         write(&mut self.words, batch, work);
         let bytes = 4 * self.words.len();
         let grows = bytes > self.on_device.bytes();
@@ -75,10 +75,7 @@ impl BatchInput {
         for (to, word) in memory.as_chunks_mut::<4>().0.iter_mut().zip(&self.words) {
             *to = word.to_ne_bytes();
         }
-        let copy = Copy { to: self.on_device.ptr(), from: staging.ptr(), bytes };
-        // SAFETY: both live as long as `self`, and freeing them waits for the device.
-        unsafe { self.device.copy(Stream::Compute, copy)? };
-        Ok(grows)
+        Ok((Copy { to: self.on_device.ptr(), from: staging.ptr(), bytes }, grows))
     }
 }
 

@@ -1,6 +1,6 @@
-//! Copies of KV blocks: runs of neighbouring blocks, and the list of copy-on-write pairs.
+//! Copies of KV blocks: runs of neighbouring blocks, and the lists of copy-on-write pairs.
 
-use super::device::{Copy, Device, DeviceBuffer, DeviceEvent, DevicePtr, DeviceResult, PinnedBuffer, Stream};
+use super::device::{Device, DeviceEvent, DevicePtr, DeviceResult, PinnedBuffer, Stream};
 use pagetide_base::ids::BlockId;
 use std::rc::Rc;
 
@@ -38,13 +38,13 @@ pub fn independent_groups(pairs: &[(BlockId, BlockId)]) -> Vec<&[(BlockId, Block
     groups
 }
 
-/// Uploads pairs of blocks for the copy kernel.
+/// Pinned memory for a list of pairs of blocks, from which the copy kernel reads it. Each of its thread blocks reads one
+/// pair, and then copies kilobytes.
 pub struct CopyList {
     device: Rc<dyn Device>,
-    on_device: DeviceBuffer,
-    staging: PinnedBuffer,
-    /// The end of the last copy from the staging memory.
-    copied: Option<DeviceEvent>,
+    pairs: PinnedBuffer,
+    /// The end of the last launch that reads it.
+    read: Option<DeviceEvent>,
 }
 
 /// The most pairs of one launch: they are a grid's second dimension.
@@ -52,34 +52,30 @@ pub const MAX_PAIRS: usize = 4096;
 
 impl CopyList {
     pub fn new(device: &Rc<dyn Device>) -> DeviceResult<Self> {
-        let bytes = MAX_PAIRS * 8;
-        Ok(Self {
-            device: device.clone(),
-            on_device: DeviceBuffer::new(device, bytes)?,
-            staging: PinnedBuffer::new(device, bytes)?,
-            copied: None,
-        })
+        Ok(Self { device: device.clone(), pairs: PinnedBuffer::new(device, MAX_PAIRS * 8)?, read: None })
     }
 
-    /// Enqueues the upload of up to [`MAX_PAIRS`] pairs, and returns their address.
-    pub fn upload(&mut self, pairs: &[(BlockId, BlockId)]) -> DeviceResult<DevicePtr> {
-        if let Some(copied) = self.copied {
-            // It is done long ago, unless one step copies more pairs than a list holds.
-            while !self.device.is_done(copied)? {
+    /// Writes up to [`MAX_PAIRS`] pairs. `launch` gets their address and enqueues the kernel that reads them.
+    pub fn launch(
+        &mut self,
+        pairs: &[(BlockId, BlockId)],
+        launch: impl FnOnce(DevicePtr) -> DeviceResult<()>,
+    ) -> DeviceResult<()> {
+        if let Some(read) = self.read {
+            // It is done long ago, unless this step or the one before also copied blocks.
+            while !self.device.is_done(read)? {
                 std::hint::spin_loop();
             }
         }
-        // SAFETY: the last copy from this memory is done.
-        let memory = unsafe { self.staging.as_mut_slice() };
+        // SAFETY: the last launch that reads this memory is done.
+        let memory = unsafe { self.pairs.as_mut_slice() };
         for (to, (from, into)) in memory.as_chunks_mut::<8>().0.iter_mut().zip(pairs) {
             to[..4].copy_from_slice(&from.0.to_ne_bytes());
             to[4..].copy_from_slice(&into.0.to_ne_bytes());
         }
-        let copy = Copy { to: self.on_device.ptr(), from: self.staging.ptr(), bytes: 8 * pairs.len() };
-        // SAFETY: both live as long as `self`, and freeing them waits for the device.
-        unsafe { self.device.copy(Stream::Compute, copy)? };
-        self.copied = Some(self.device.record(Stream::Compute)?);
-        Ok(self.on_device.ptr())
+        launch(self.pairs.ptr())?;
+        self.read = Some(self.device.record(Stream::Compute)?);
+        Ok(())
     }
 }
 

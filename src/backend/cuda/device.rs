@@ -33,7 +33,7 @@ impl Add<usize> for DevicePtr {
 /// A stream. Work that is enqueued on one stream happens in order. Work on different streams is ordered only by events.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Stream {
-    /// Kernels, and the copies that belong to a step.
+    /// Kernels. A step makes no copies of [`Device::copy`]: see `transfers`.
     Compute,
     /// Swap-out: device to host.
     CopyOut,
@@ -123,6 +123,15 @@ pub struct Matmul {
     pub bias: bool,
 }
 
+/// Page-locked host memory that kernels read and write over the bus.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PinnedMemory {
+    /// The host's address.
+    pub host: NonNull<u8>,
+    /// The device's address of the same memory.
+    pub device: DevicePtr,
+}
+
 /// One copy of a batch of copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Copy {
@@ -142,12 +151,12 @@ pub trait Device {
     /// # Safety
     /// `ptr` comes from [`Device::allocate`], and no enqueued work uses it.
     unsafe fn free(&self, ptr: DevicePtr);
-    /// Allocates page-locked host memory that the host can also read fast. Its address is also its device address. Use
-    /// [`PinnedBuffer`] instead.
-    fn allocate_pinned(&self, bytes: usize) -> DeviceResult<NonNull<u8>>;
+    /// Allocates page-locked host memory that the host can also read fast. What a kernel has written there is seen by
+    /// the host once an event behind the kernel is done. Use [`PinnedBuffer`] instead.
+    fn allocate_pinned(&self, bytes: usize) -> DeviceResult<PinnedMemory>;
     /// # Safety
     /// As [`Device::free`].
-    unsafe fn free_pinned(&self, ptr: NonNull<u8>);
+    unsafe fn free_pinned(&self, memory: PinnedMemory);
 
     /// # Safety
     /// Both ranges stay allocated until the copy is done, and nothing else writes them meanwhile.
@@ -244,19 +253,20 @@ impl fmt::Debug for DeviceBuffer {
 /// Pinned host memory that is freed when dropped.
 pub struct PinnedBuffer {
     device: Rc<dyn Device>,
-    ptr: NonNull<u8>,
+    memory: PinnedMemory,
     bytes: usize,
 }
 
 impl PinnedBuffer {
     pub fn new(device: &Rc<dyn Device>, bytes: usize) -> DeviceResult<Self> {
-        let ptr = if bytes == 0 { NonNull::dangling() } else { device.allocate_pinned(bytes)? };
-        Ok(Self { device: device.clone(), ptr, bytes })
+        let nothing = PinnedMemory { host: NonNull::dangling(), device: DevicePtr::NULL };
+        let memory = if bytes == 0 { nothing } else { device.allocate_pinned(bytes)? };
+        Ok(Self { device: device.clone(), memory, bytes })
     }
 
     /// The same memory as the device sees it.
     pub fn ptr(&self) -> DevicePtr {
-        DevicePtr(self.ptr.as_ptr() as u64)
+        self.memory.device
     }
 
     pub fn bytes(&self) -> usize {
@@ -264,17 +274,17 @@ impl PinnedBuffer {
     }
 
     /// # Safety
-    /// No copy that writes this memory is enqueued, and it has been written before.
+    /// No work that writes this memory is enqueued, and it has been written before.
     pub unsafe fn as_slice(&self) -> &[u8] {
         // SAFETY: the memory is ours and of this length.
-        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.bytes) }
+        unsafe { std::slice::from_raw_parts(self.memory.host.as_ptr(), self.bytes) }
     }
 
     /// # Safety
-    /// No copy that reads or writes this memory is enqueued.
+    /// No work that reads or writes this memory is enqueued.
     pub unsafe fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: the memory is ours and of this length.
-        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.bytes) }
+        unsafe { std::slice::from_raw_parts_mut(self.memory.host.as_ptr(), self.bytes) }
     }
 }
 
@@ -283,7 +293,7 @@ impl Drop for PinnedBuffer {
         if self.bytes > 0 {
             let _ = self.device.synchronize();
             // SAFETY: the memory is ours, and no work is enqueued.
-            unsafe { self.device.free_pinned(self.ptr) };
+            unsafe { self.device.free_pinned(self.memory) };
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Copies hidden states to the host, for embeddings.
 
-use super::device::{Copy, Device, DevicePtr, DeviceResult, PinnedBuffer, Stream};
+use super::device::{Copy, Device, DevicePtr, DeviceResult, PinnedBuffer};
+use super::transfers::TransferKernels;
 use crate::{DType, MAX_STEPS_IN_FLIGHT, elements};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -12,6 +13,7 @@ type Asked = Vec<(Range<usize>, DType)>;
 /// The requested rows of each step.
 pub struct HiddenRows {
     device: Rc<dyn Device>,
+    transfers: Rc<TransferKernels>,
     /// Memory of the step being enqueued and of the one before. It is allocated when it is first needed.
     downloads: [Option<PinnedBuffer>; MAX_STEPS_IN_FLIGHT],
     turn: usize,
@@ -22,8 +24,9 @@ pub struct HiddenRows {
 }
 
 impl HiddenRows {
-    pub fn new(device: &Rc<dyn Device>) -> Self {
-        Self { device: device.clone(), downloads: [None, None], turn: 0, asked: Vec::new(), ended: VecDeque::new() }
+    pub fn new(device: &Rc<dyn Device>, transfers: &Rc<TransferKernels>) -> Self {
+        let (device, transfers) = (device.clone(), transfers.clone());
+        Self { device, transfers, downloads: [None, None], turn: 0, asked: Vec::new(), ended: VecDeque::new() }
     }
 
     /// Forgets the steps in flight.
@@ -46,7 +49,7 @@ impl HiddenRows {
         self.asked.push((begin..begin + bytes, dtype));
         let copy = Copy { to: download.ptr() + begin, from, bytes };
         // SAFETY: the caller's promise; the step that last used this memory is finished.
-        unsafe { self.device.copy(Stream::Compute, copy) }
+        unsafe { self.transfers.copy(copy) }
     }
 
     pub fn end_step(&mut self) {

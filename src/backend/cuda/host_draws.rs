@@ -1,7 +1,8 @@
 //! Requests whose samplers no kernel has ([`SamplingParams::draws_on_host`]): their rows of logits are copied to the
 //! host, and the host draws when the step is done.
 
-use super::device::{Copy, Device, DevicePtr, DeviceResult, PinnedBuffer, Stream};
+use super::device::{Copy, Device, DevicePtr, DeviceResult, PinnedBuffer};
+use super::transfers::TransferKernels;
 use crate::LogitsWant;
 use pagetide_base::ids::TokenId;
 use pagetide_base::sampling::params::{Sampled, SamplingParams, TokenLimits};
@@ -23,6 +24,7 @@ struct HostDraw {
 
 pub struct HostDraws {
     device: Rc<dyn Device>,
+    transfers: Rc<TransferKernels>,
     row_bytes: usize,
     sampler: Sampler,
     /// In the order of their requests, of all steps in flight.
@@ -32,9 +34,15 @@ pub struct HostDraws {
 }
 
 impl HostDraws {
-    pub fn new(device: &Rc<dyn Device>, vocab: usize) -> Self {
-        let (asked, free) = (VecDeque::new(), Vec::new());
-        Self { device: device.clone(), row_bytes: 4 * vocab, sampler: Sampler::new(), asked, free }
+    pub fn new(device: &Rc<dyn Device>, transfers: &Rc<TransferKernels>, vocab: usize) -> Self {
+        Self {
+            device: device.clone(),
+            transfers: transfers.clone(),
+            row_bytes: 4 * vocab,
+            sampler: Sampler::new(),
+            asked: VecDeque::new(),
+            free: Vec::new(),
+        }
     }
 
     /// Forgets the steps in flight.
@@ -55,7 +63,7 @@ impl HostDraws {
         let copy = Copy { to: row.ptr(), from, bytes: self.row_bytes };
         // SAFETY: both live until the step is done: `row` is read and freed after that, and the logits belong to the
         // backend.
-        unsafe { self.device.copy(Stream::Compute, copy)? };
+        unsafe { self.transfers.copy(copy)? };
         self.asked.push_back(HostDraw {
             row,
             params: params.clone(),

@@ -1,10 +1,11 @@
-//! Sampling on the device (`kernels/sampling.cu`): requests are uploaded, tokens and log-probabilities are downloaded,
-//! and logits stay on the device, but for `HostDraws`.
+//! Sampling on the device (`kernels/sampling.cu`): requests are copied to the device, the kernels write tokens and
+//! log-probabilities to pinned memory, and logits stay on the device, but for `HostDraws`.
 
 use super::device::{
     Copy, Device, DeviceBuffer, DevicePtr, DeviceResult, Grid, KernelId, ModuleId, ModuleSource, PinnedBuffer, Stream,
 };
 use super::host_draws::HostDraws;
+use super::transfers::TransferKernels;
 use crate::{LogitsRequest, LogitsResult, LogitsWant, MAX_STEPS_IN_FLIGHT};
 use bytemuck::{NoUninit, Zeroable};
 use pagetide_base::sampling::params::{PositionLogprobs, Sampled, SamplingParams, TokenLogprob};
@@ -91,6 +92,7 @@ const TOP_WORDS: usize = 2;
 
 pub struct SamplingKernels {
     device: Rc<dyn Device>,
+    transfers: Rc<TransferKernels>,
     vocab: usize,
     /// The most requests of a step.
     max_places: usize,
@@ -98,15 +100,17 @@ pub struct SamplingKernels {
     sample: KernelId,
     logprobs: KernelId,
     requests: DeviceBuffer,
-    /// Staging memory of the step being enqueued and of the one before. `staged` bytes of it are used.
+    /// Pinned memory of the step being enqueued and of the one before. `staged` bytes of it are used.
     staging: [PinnedBuffer; MAX_STEPS_IN_FLIGHT],
     staged: usize,
     /// Tokens by the request's index: of the step being enqueued, and of the one before.
     sampled: DeviceBuffer,
     last_sampled: DeviceBuffer,
-    /// `Result` by the request's index, then the most likely tokens.
-    results: DeviceBuffer,
-    downloads: [PinnedBuffer; MAX_STEPS_IN_FLIGHT],
+    /// Requests of the last step, whose tokens are still in `sampled` alone.
+    num_sampled: usize,
+    /// `Result` by the request's index, then the most likely tokens: of the step being enqueued and of the one before.
+    /// The kernels write to it over the bus, each number once.
+    results: [PinnedBuffer; MAX_STEPS_IN_FLIGHT],
     candidates: DeviceBuffer,
     /// `[MAX_ADJUSTED, vocab]` logits, and counts.
     adjusted: DeviceBuffer,
@@ -127,13 +131,24 @@ pub fn source() -> ModuleSource {
 
 impl SamplingKernels {
     /// For steps of up to `max_places` requests.
-    pub fn new(device: &Rc<dyn Device>, module: ModuleId, vocab: usize, max_places: usize) -> DeviceResult<Self> {
+    pub fn new(
+        device: &Rc<dyn Device>,
+        transfers: &Rc<TransferKernels>,
+        module: ModuleId,
+        vocab: usize,
+        max_places: usize,
+    ) -> DeviceResult<Self> {
         let kernel = |name| device.kernel(module, name, SCRATCH_BYTES);
         let on_device = |bytes| DeviceBuffer::new(device, bytes);
         let pinned = |bytes| Ok([PinnedBuffer::new(device, bytes)?, PinnedBuffer::new(device, bytes)?]);
         let row_bytes = 4 * vocab * MAX_ADJUSTED;
+        let sampled = on_device(4 * max_places)?;
+        // Not every request samples a token, and all places are copied.
+        // SAFETY: the memory is ours, and freeing it waits for the device.
+        unsafe { device.fill(Stream::Compute, sampled.ptr(), 0, sampled.bytes())? };
         Ok(Self {
             device: device.clone(),
+            transfers: transfers.clone(),
             vocab,
             max_places,
             adjust: kernel("adjust_logits")?,
@@ -142,10 +157,10 @@ impl SamplingKernels {
             requests: on_device(size_of::<DeviceRequest>() * MAX_REQUESTS)?,
             staging: pinned(size_of::<DeviceRequest>() * MAX_REQUESTS)?,
             staged: 0,
-            sampled: on_device(4 * max_places)?,
+            sampled,
             last_sampled: on_device(4 * max_places)?,
-            results: on_device(4 * RESULT_WORDS * max_places)?,
-            downloads: pinned(4 * RESULT_WORDS * max_places)?,
+            num_sampled: 0,
+            results: pinned(4 * RESULT_WORDS * max_places)?,
             candidates: on_device(size_of::<u64>() * MAX_REQUESTS)?,
             adjusted: on_device(row_bytes)?,
             counts: on_device(row_bytes)?,
@@ -154,7 +169,7 @@ impl SamplingKernels {
             result_words: RESULT_WORDS * max_places,
             ended: VecDeque::new(),
             words: Vec::new(),
-            host: HostDraws::new(device, vocab),
+            host: HostDraws::new(device, transfers, vocab),
         })
     }
 
@@ -167,10 +182,18 @@ impl SamplingKernels {
     pub fn clear(&mut self) {
         self.ended.clear();
         self.host.clear();
-        self.begin_step();
+        self.num_sampled = 0;
+        self.take_turn();
     }
 
-    fn begin_step(&mut self) {
+    /// The copy that makes the last step's tokens those of the previous step. It is to be enqueued before the step being
+    /// enqueued reads [`SamplingKernels::last_sampled`].
+    pub fn begin_step(&mut self) -> Copy {
+        let bytes = 4 * std::mem::take(&mut self.num_sampled);
+        Copy { to: self.last_sampled.ptr(), from: self.sampled.ptr(), bytes }
+    }
+
+    fn take_turn(&mut self) {
         self.turn = (self.turn + 1) % MAX_STEPS_IN_FLIGHT;
         self.staged = 0;
         self.expected.clear();
@@ -243,7 +266,7 @@ impl SamplingKernels {
             requests: self.requests.ptr(),
             last_sampled: self.last_sampled.ptr(),
             sampled: self.sampled.ptr(),
-            results: self.results.ptr(),
+            results: self.results[self.turn].ptr(),
             candidates: self.candidates.ptr(),
             vocab: self.vocab as u32,
             max_top,
@@ -336,7 +359,7 @@ impl SamplingKernels {
         let copy = Copy { to: self.requests.ptr(), from: staging.ptr() + start, bytes: bytes.len() };
         self.staged += bytes.len();
         // SAFETY: both live as long as `self`, and freeing them waits for the device.
-        unsafe { self.device.copy(Stream::Compute, copy) }
+        unsafe { self.transfers.copy(copy) }
     }
 
     /// Makes room for the most likely tokens.
@@ -345,40 +368,24 @@ impl SamplingKernels {
         if bytes > self.candidates.bytes() {
             self.candidates = DeviceBuffer::new(&self.device, bytes)?;
         }
-        if 4 * self.result_words > self.results.bytes() {
-            let larger = DeviceBuffer::new(&self.device, 8 * self.result_words)?;
-            // It holds the results of earlier requests of the step.
-            let copy = Copy { to: larger.ptr(), from: self.results.ptr(), bytes: self.results.bytes() };
-            // SAFETY: freeing the old buffer waits for the copy.
-            unsafe { self.device.copy(Stream::Compute, copy)? };
-            self.results = larger;
+        let results = &mut self.results[self.turn];
+        if 4 * self.result_words > results.bytes() {
+            let mut larger = PinnedBuffer::new(&self.device, 8 * self.result_words)?;
+            // The old memory may hold results of earlier requests of this step.
+            self.device.synchronize()?;
+            // SAFETY: everything enqueued is done. Nobody has written all of the old memory, but it is the host's.
+            let (old, new) = unsafe { (results.as_slice(), larger.as_mut_slice()) };
+            new[..old.len()].copy_from_slice(old);
+            *results = larger;
         }
         Ok(())
     }
 
-    /// Enqueues the copy of the results to the host.
-    pub fn end_step(&mut self) -> DeviceResult<()> {
-        let num = self.expected.len();
-        let tops = RESULT_WORDS * self.max_places..self.result_words;
-        let download = &mut self.downloads[self.turn];
-        if 4 * self.result_words > download.bytes() {
-            *download = PinnedBuffer::new(&self.device, 8 * self.result_words)?;
-        }
-        let ranges = [0..RESULT_WORDS * num, tops];
-        let down = ranges.into_iter().filter(|range| !range.is_empty()).map(|range| Copy {
-            to: download.ptr() + 4 * range.start,
-            from: self.results.ptr() + 4 * range.start,
-            bytes: 4 * range.len(),
-        });
-        let last = Copy { to: self.last_sampled.ptr(), from: self.sampled.ptr(), bytes: 4 * num };
-        for copy in down.chain((num > 0).then_some(last)) {
-            // SAFETY: all live as long as `self`, and freeing them waits for the device. The step that last used this
-            // memory is finished.
-            unsafe { self.device.copy(Stream::Compute, copy)? };
-        }
+    /// All requests of the step are enqueued.
+    pub fn end_step(&mut self) {
+        self.num_sampled = self.expected.len();
         self.ended.push_back((self.turn, std::mem::take(&mut self.expected)));
-        self.begin_step();
-        Ok(())
+        self.take_turn();
     }
 
     /// The results of the oldest step that was ended. The step must be done.
@@ -387,8 +394,9 @@ impl SamplingKernels {
         if expected.is_empty() {
             return Vec::new();
         }
-        // SAFETY: the step is done, so the copy to this memory is done, and it has written all that is read here.
-        let words: &[u32] = bytemuck::cast_slice(unsafe { self.downloads[turn].as_slice() });
+        // SAFETY: the step is done, so its kernels have written all that is read here, and the next step that writes this
+        // memory has not begun.
+        let words: &[u32] = bytemuck::cast_slice(unsafe { self.results[turn].as_slice() });
         let answer = |(place, expected): (usize, &Expected)| match expected.kind {
             ON_HOST => LogitsResult::Sampled(self.host.draw()),
             _ => result_of(words, place, expected),

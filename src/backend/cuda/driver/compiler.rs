@@ -21,7 +21,7 @@ macro_rules! files {
 
 /// The modules.
 const SOURCES: &[(&str, &str)] =
-    files!["attention.cu", "attention_rows.cu", "experts.cu", "quantized.cu", "rows.cu", "sampling.cu"];
+    files!["attention.cu", "attention_rows.cu", "experts.cu", "quantized.cu", "rows.cu", "sampling.cu", "transfers.cu"];
 
 /// The headers that they include.
 const HEADERS: &[(&str, &str)] = files![

@@ -35,6 +35,7 @@ pub(super) const DRIVER_FUNCTIONS: &[&str] = &[
     "cuMemFree_v2",
     "cuMemGetInfo_v2",
     "cuMemHostAlloc",
+    "cuMemHostGetDevicePointer_v2",
     "cuMemcpyAsync",
     "cuMemsetD8Async",
     "cuModuleGetFunction",

@@ -2,7 +2,7 @@
 
 use super::super::device::{
     Copy, Device, DeviceError, DeviceEvent, DeviceInfo, DevicePtr, DeviceResult, GraphId, Grid, KernelId, Matmul,
-    ModuleId, ModuleSource, Stream,
+    ModuleId, ModuleSource, PinnedMemory, Stream,
 };
 use super::compiler::{KernelCache, architecture};
 use super::context::Context;
@@ -184,23 +184,34 @@ impl Device for CudaDevice {
         let _ = unsafe { sys::cuMemFree_v2(ptr.0) };
     }
 
-    fn allocate_pinned(&self, bytes: usize) -> DeviceResult<NonNull<u8>> {
+    fn allocate_pinned(&self, bytes: usize) -> DeviceResult<PinnedMemory> {
         self.context.enter()?;
         let mut ptr = std::ptr::null_mut();
-        // No flags, so not write-combined: the host could not read that fast.
+        // Not write-combined: the host could not read that fast.
+        let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
         // SAFETY: `ptr` is ours to write.
-        let result = unsafe { sys::cuMemHostAlloc(&mut ptr, bytes, 0) };
+        let result = unsafe { sys::cuMemHostAlloc(&mut ptr, bytes, flags) };
         if matches!(result, CUresult::CUDA_ERROR_OUT_OF_MEMORY | CUresult::CUDA_ERROR_OPERATING_SYSTEM) {
             return Err(DeviceError::OutOfPinnedMemory { wanted: bytes });
         }
         self.context.check(result, "cuMemHostAlloc")?;
-        NonNull::new(ptr.cast()).ok_or_else(|| DeviceError::Other("cuMemHostAlloc gave no memory".into()))
+        let host =
+            NonNull::new(ptr.cast()).ok_or_else(|| DeviceError::Other("cuMemHostAlloc gave no memory".into()))?;
+        let mut memory = PinnedMemory { host, device: DevicePtr::NULL };
+        // With unified addressing it is the same address on most systems, but CUDA does not promise that.
+        // SAFETY: the memory was allocated as mapped; the address is ours to write.
+        let mapped = unsafe { sys::cuMemHostGetDevicePointer_v2(&mut memory.device.0, ptr, 0) };
+        self.context.check(mapped, "cuMemHostGetDevicePointer").inspect_err(|_| {
+            // SAFETY: nobody uses it yet.
+            unsafe { self.free_pinned(memory) };
+        })?;
+        Ok(memory)
     }
 
-    unsafe fn free_pinned(&self, ptr: NonNull<u8>) {
+    unsafe fn free_pinned(&self, memory: PinnedMemory) {
         self.context.enter_to_free();
         // SAFETY: the caller's promise, as for `free`.
-        let _ = unsafe { sys::cuMemFreeHost(ptr.as_ptr().cast()) };
+        let _ = unsafe { sys::cuMemFreeHost(memory.host.as_ptr().cast()) };
     }
 
     unsafe fn copy(&self, stream: Stream, copy: Copy) -> DeviceResult<()> {
