@@ -2,7 +2,7 @@
 
 use libloading::{Library, Symbol};
 use pagetide::backend::cuda::driver::{DriverOptions, Gpu, NoGpu, find};
-use std::ffi::{CStr, CString, c_char, c_int};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -108,6 +108,29 @@ impl Fake {
             CStr::from_ptr(calls()).to_str().unwrap().to_owned()
         };
         text.split_whitespace().map(str::to_owned).collect()
+    }
+
+    /// How often the primary context is held, and how often it was reset since the last time.
+    pub fn primary(&self) -> (i32, i32) {
+        (self.count(&self.cuda, "fake_holders", 0), self.count(&self.cuda, "fake_resets", 0))
+    }
+
+    /// Retains the primary context, as CUDA's runtime does within cuBLASLt, or releases it.
+    pub fn hold_primary(&self, on: bool) {
+        // SAFETY: the functions are of these types.
+        let done = unsafe {
+            if on {
+                let mut context = std::ptr::null_mut::<c_void>();
+                let retain: Symbol<'_, unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int> =
+                    self.cuda.get("cuDevicePrimaryCtxRetain").unwrap();
+                retain(&mut context, 0)
+            } else {
+                let release: Symbol<'_, unsafe extern "C" fn(c_int) -> c_int> =
+                    self.cuda.get("cuDevicePrimaryCtxRelease_v2").unwrap();
+                release(0)
+            }
+        };
+        assert_eq!(done, 0);
     }
 
     fn count(&self, library: &Library, function: &str, argument: c_int) -> i32 {

@@ -69,7 +69,8 @@ struct KernelLaunch {
 #endif
 
 static int live[KINDS];
-static struct Object* current;
+static struct Object *current, *primary;
+static int primary_holders, resets;
 static struct Operation* recorded;
 static int recording, hold;
 static double now;
@@ -250,22 +251,27 @@ CUresult cuCtxSetCurrent(struct Object* context) {
     return 0;
 }
 
-#ifndef OLD
-CUresult cuCtxCreate_v4(struct Object** context, void* params, unsigned flags, int device) {
-    if (params != NULL || flags != 0 || device >= DEVICES) {
+CUresult cuDevicePrimaryCtxRetain(struct Object** context, int device) {
+    if (device >= DEVICES) {
         return INVALID_VALUE;
     }
-    *context = make(CONTEXTS);
-    (*context)->context = *context;
-    current = *context;
+    if (primary == NULL) {
+        primary = calloc(1, sizeof *primary);
+        primary->kind = CONTEXTS;
+        primary->context = primary;
+        live[CONTEXTS]++;
+    }
+    primary_holders++;
+    *context = primary;
     return 0;
 }
-#endif
 
-CUresult cuCtxDestroy_v2(struct Object* context) {
-    CUresult broken = context->broken;
-    destroy(context, CONTEXTS);
-    current = NULL;
+static void destroy_primary(void) {
+    const CUresult broken = primary->broken;
+    live[CONTEXTS]--;
+    primary->kind = -1;
+    current = current == primary ? NULL : current;
+    primary = NULL;
     recording = 0;
     forget(&recorded);
     // Functions go with it, and all that a broken context still has. Otherwise a program leaves nothing.
@@ -273,8 +279,38 @@ CUresult cuCtxDestroy_v2(struct Object* context) {
     if (broken != 0) {
         memset(live, 0, sizeof live);
     }
+}
+
+// CUDA destroys the context when its last holder releases it.
+CUresult cuDevicePrimaryCtxRelease_v2(int device) {
+    if (device >= DEVICES || primary_holders == 0) {
+        return INVALID_CONTEXT;
+    }
+    primary_holders--;
+    if (primary_holders == 0 && primary != NULL) {
+        destroy_primary();
+    }
     return 0;
 }
+
+// Destroys the context, whoever holds it. It stays retained, and the next call to retain it makes another one.
+CUresult cuDevicePrimaryCtxReset_v2(int device) {
+    resets++;
+    if (primary != NULL) {
+        destroy_primary();
+    }
+    return device < DEVICES ? 0 : INVALID_VALUE;
+}
+
+// How often the primary context was reset since the last time.
+int fake_resets(void) {
+    const int done = resets;
+    resets = 0;
+    return done;
+}
+
+// How often the primary context is held.
+int fake_holders(void) { return primary_holders; }
 
 CUresult cuStreamCreate(struct Object** stream, unsigned flags) {
     ENTER();
@@ -344,11 +380,13 @@ CUresult cuEventSynchronize(struct Object* event) {
     return 0;
 }
 
+#ifndef OLD
 CUresult cuEventElapsedTime_v2(float* ms, struct Object* start, struct Object* end) {
     ENTER();
     *ms = end->time - start->time;
     return 0;
 }
+#endif
 
 // --- memory
 

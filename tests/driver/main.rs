@@ -339,6 +339,36 @@ fn a_lost_device_says_the_same_for_ever_and_another_can_be_opened() {
     assert_eq!(fake.alive(), [0; 10]);
 }
 
+/// CUDA's runtime, which cuBLASLt contains, uses the primary context, and may hold it longer than we do.
+#[test]
+fn the_primary_context_is_released_and_is_reset_only_where_it_was_lost() {
+    let Some(fake) = Fake::lock() else { return };
+    let gpu = fake.find(false).unwrap();
+    fake.primary();
+    let device = gpu.open().unwrap();
+    assert_eq!(fake.primary(), (1, 0));
+    fake.hold_primary(true);
+    let buffer = upload(&device, &[1; 64]);
+    drop((buffer, device));
+    assert_eq!(fake.primary(), (1, 0), "the other holder keeps it");
+    assert_eq!(fake.alive(), [1, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+
+    let device = gpu.open().unwrap();
+    let buffer = upload(&device, &[1; 64]);
+    fake.fail("cuMemcpyAsync", 700);
+    let copy = Copy { to: buffer.ptr(), from: buffer.ptr() + 32, bytes: 32 };
+    // SAFETY: the buffer lives until everything is done.
+    assert!(matches!(unsafe { device.copy(Stream::CopyOut, copy) }, Err(DeviceError::Lost(_))));
+    drop((buffer, device));
+    assert_eq!(fake.primary(), (1, 1), "the other holder has not released it, and has lost it, too");
+    assert_eq!(fake.alive(), [0; 10]);
+    let device = gpu.open().unwrap();
+    assert_eq!(download(&device, &upload(&device, &[2; 64])), [2; 64]);
+    drop(device);
+    fake.hold_primary(false);
+    assert_eq!((fake.primary(), fake.alive()), ((0, 0), [0; 10]));
+}
+
 #[test]
 fn a_failure_of_a_product_is_the_devices_where_that_is_lost() {
     let Some(fake) = Fake::lock() else { return };

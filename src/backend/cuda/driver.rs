@@ -90,7 +90,7 @@ impl Gpu {
         &self.driver.devices[self.options.ordinal as usize]
     }
 
-    /// Opens the GPU in a context of its own. It may be opened again after the device was lost and dropped. The driver
+    /// Opens the GPU: its primary context. It may be opened again after the device was lost and dropped. The driver
     /// may refuse that until the process is restarted; the error says so.
     pub fn open(&self) -> Result<Rc<dyn Device>, StartError> {
         let open = || CudaDevice::new(&self.options, self.info().clone());

@@ -1,17 +1,21 @@
-//! A context of the driver: its streams, and the meaning of its errors.
+//! The primary context of a device: its streams, and the meaning of its errors.
 
 use super::super::device::{DeviceError, DeviceResult, Stream};
 use cudarc::cublaslt::sys::cublasStatus_t;
 use cudarc::driver::sys::{self, CUresult};
 use std::cell::RefCell;
 
-/// A context, current on the thread that made it, and its streams.
+/// The device's primary context, current on the thread that retained it, and its streams.
 ///
-/// Some errors, such as an illegal access, end a context: every later call returns the same error. This is a context of
-/// our own and not the device's primary one, which other parts of the process (such as cuBLASLt's runtime) might hold.
-/// So it can be destroyed with all its memory, and another one can be made. NVIDIA does not promise that this works
-/// (the process may have to be restarted), so a device is tried when it is opened.
+/// The primary context is the one that CUDA's runtime uses. cuBLASLt contains that runtime and assumes it.
+///
+/// Some errors, such as an illegal access, end a context: every later call returns the same error. Releasing it would
+/// then not be enough, because cuBLASLt's runtime may hold it, too. So a context that has ended is also reset: that
+/// destroys it with all its memory whoever holds it, and the next one to retain it gets a new one. NVIDIA does not
+/// promise that this works (the process may have to be restarted), so a device is tried when it is opened.
 pub struct Context {
+    device: sys::CUdevice,
+    /// Null if the context was not retained.
     handle: sys::CUcontext,
     streams: [sys::CUstream; Stream::ALL.len()],
     /// The error that ended the context.
@@ -20,12 +24,12 @@ pub struct Context {
 
 impl Context {
     pub fn new(device: sys::CUdevice) -> DeviceResult<Self> {
-        let mut handle = std::ptr::null_mut();
-        let flags = sys::CUctx_flags_enum::CU_CTX_SCHED_AUTO as u32;
-        // SAFETY: `handle` is ours to write; without parameters it is a regular context.
-        let created = unsafe { sys::cuCtxCreate_v4(&mut handle, std::ptr::null_mut(), flags, device) };
-        let mut context = Self { handle, streams: [std::ptr::null_mut(); Stream::ALL.len()], lost: RefCell::new(None) };
-        context.check(created, "cuCtxCreate")?;
+        let (handle, streams) = (std::ptr::null_mut(), [std::ptr::null_mut(); Stream::ALL.len()]);
+        let mut context = Self { device, handle, streams, lost: RefCell::new(None) };
+        // SAFETY: the handle is ours to write.
+        let retained = unsafe { sys::cuDevicePrimaryCtxRetain(&mut context.handle, device) };
+        context.check(retained, "cuDevicePrimaryCtxRetain")?;
+        context.enter()?;
         for i in 0..context.streams.len() {
             let mut stream = std::ptr::null_mut();
             // Not synchronised with the legacy stream, which is not used here.
@@ -94,8 +98,15 @@ impl Drop for Context {
             // SAFETY: it was created and is destroyed once.
             let _ = unsafe { sys::cuStreamDestroy_v2(*stream) };
         }
-        // SAFETY: whatever uses it has been dropped. This frees all that the context still holds.
-        let _ = unsafe { sys::cuCtxDestroy_v2(self.handle) };
+        // SAFETY: it was retained and is released once, and whatever uses it has been dropped. A context that has ended
+        // is of no use to its other holders, and the reset frees all that it still has.
+        unsafe {
+            let _ = sys::cuCtxSetCurrent(std::ptr::null_mut());
+            let _ = sys::cuDevicePrimaryCtxRelease_v2(self.device);
+            if self.lost.borrow().is_some() {
+                let _ = sys::cuDevicePrimaryCtxReset_v2(self.device);
+            }
+        }
     }
 }
 

@@ -6,13 +6,14 @@ use std::ffi::c_void;
 /// Functions of the driver that a device needs. They are looked up before the first one is called, because cudarc
 /// panics if one is missing.
 pub(super) const DRIVER_FUNCTIONS: &[&str] = &[
-    "cuCtxCreate_v4",
-    "cuCtxDestroy_v2",
     "cuCtxSetCurrent",
     "cuDeviceGet",
     "cuDeviceGetAttribute",
     "cuDeviceGetCount",
     "cuDeviceGetName",
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuDevicePrimaryCtxReset_v2",
+    "cuDevicePrimaryCtxRetain",
     "cuDeviceTotalMem_v2",
     "cuDriverGetVersion",
     "cuEventCreate",
