@@ -7,7 +7,7 @@ use many_rows::ManyRows;
 use pagetide_actors::preflight;
 use pagetide_backend::cpu::Isa;
 use pagetide_backend::cuda::device::{
-    Copy, Device, DeviceBuffer, DeviceInfo, DeviceResult, Matmul, ModuleSource, PinnedBuffer, Stream,
+    Copy, CopyMethod, Device, DeviceBuffer, DeviceInfo, DeviceResult, Matmul, ModuleSource, PinnedBuffer, Stream,
 };
 use pagetide_backend::cuda::driver::{self, DriverOptions, LibrarySummary, compiler};
 use pagetide_backend::{DType, cuda};
@@ -125,6 +125,17 @@ struct OpenGpu {
     total_bytes: usize,
     /// Speeds of large copies.
     copies: CopySpeeds,
+    small_copies: Option<SmallCopies>,
+}
+
+/// How the small copies of a swap are made.
+#[derive(Serialize)]
+struct SmallCopies {
+    /// With one call of the driver for many of them.
+    batched: bool,
+    /// Time that the copies of a list were measured to take with one call. `None`: not measured.
+    batched_ms: Option<f32>,
+    one_by_one_ms: Option<f32>,
 }
 
 /// In GB/s (10⁹ bytes). Host memory is pinned.
@@ -249,7 +260,12 @@ fn try_gpu(device: &Rc<dyn Device>) -> DeviceResult<OpenGpu> {
         device.matmul(matmul, x.ptr(), w.ptr(), x.ptr(), out.ptr())?;
     }
     device.synchronize()?;
-    Ok(OpenGpu { free_bytes, total_bytes, copies: measure_copies(device)? })
+    let small_copies = device.copy_method().map(|CopyMethod { batched, measured_ms }| SmallCopies {
+        batched,
+        batched_ms: measured_ms.map(|(batched, _)| batched),
+        one_by_one_ms: measured_ms.map(|(_, one_by_one)| one_by_one),
+    });
+    Ok(OpenGpu { free_bytes, total_bytes, copies: measure_copies(device)?, small_copies })
 }
 
 fn measure_copies(device: &Rc<dyn Device>) -> DeviceResult<CopySpeeds> {
@@ -451,7 +467,7 @@ impl Display for Nvrtc {
 
 impl Display for OpenGpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { free_bytes, total_bytes, copies } = self;
+        let Self { free_bytes, total_bytes, copies, small_copies } = self;
         write!(
             f,
             "opens; {:.1} of {:.1} GiB free; copies: host to device {:.1} GB/s, device to host {:.1}, both at once \
@@ -462,7 +478,15 @@ impl Display for OpenGpu {
             copies.device_to_host,
             copies.both_ways,
             copies.on_device
-        )
+        )?;
+        if let Some(small) = small_copies {
+            let how = if small.batched { "with one call for many" } else { "one by one" };
+            write!(f, "\n          small copies are made {how}")?;
+            if let (Some(batched), Some(one_by_one)) = (small.batched_ms, small.one_by_one_ms) {
+                write!(f, " (128 of 32 KiB: {batched:.2} ms with one call for many, {one_by_one:.2} ms one by one)")?;
+            }
+        }
+        Ok(())
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::field::ConfigField;
 use super::value::Value;
+pub use pagetide_backend::cuda::driver::CopyBatches;
 use pagetide_base::choice;
 pub use pagetide_model::options::{CacheDtype, DeviceKind, DtypeChoice, LoadFormat, Quantization};
 pub use pagetide_text::chat_output::format::{ReasoningParser, ToolCallParser};
@@ -153,6 +154,7 @@ choice_fields!(
     Overlap,
     OnFailure,
     CacheIsolation,
+    CopyBatches,
     SchemaObjects,
     LogFormat,
     DeviceKind,

@@ -1,8 +1,8 @@
 //! Settings of the model, the device, the KV cache on both tiers, and the scheduler.
 
 use super::{
-    AdmissionPolicy, CacheDtype, DEMO_MODEL, DeviceKind, DtypeChoice, Eviction, IsaChoice, LoadFormat, OnFailure,
-    Overlap, PreemptionMode, Quantization, ReasoningParser, SchedulingPolicy, ToolCallParser, num_cores,
+    AdmissionPolicy, CacheDtype, CopyBatches, DEMO_MODEL, DeviceKind, DtypeChoice, Eviction, IsaChoice, LoadFormat,
+    OnFailure, Overlap, PreemptionMode, Quantization, ReasoningParser, SchedulingPolicy, ToolCallParser, num_cores,
 };
 
 #[derive(Clone, Debug, PartialEq)]
@@ -56,6 +56,7 @@ pub struct DeviceConfig {
     pub cuda_graphs: bool,
     /// The results of a token on a GPU do not depend on the other sequences in its step.
     pub batch_invariant: bool,
+    pub copy_batches: CopyBatches,
     pub on_failure: OnFailure,
     /// 0: no limit.
     pub step_timeout_s: u64,
@@ -72,6 +73,7 @@ impl Default for DeviceConfig {
             kernel_cache: None,
             cuda_graphs: true,
             batch_invariant: false,
+            copy_batches: CopyBatches::Auto,
             on_failure: OnFailure::Restart,
             step_timeout_s: 300,
         }

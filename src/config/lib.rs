@@ -19,9 +19,9 @@ pub mod settings;
 pub mod value;
 
 pub use choices::{
-    AdmissionPolicy, CacheDtype, CacheIsolation, DeviceKind, Dialect, DtypeChoice, Eviction, IsaChoice, LoadFormat,
-    LogFormat, OnFailure, Overlap, PreemptionMode, Quantization, ReasoningParser, SchedulingPolicy, SchemaObjects,
-    Surface, ThinkingDefault, ToolCallParser,
+    AdmissionPolicy, CacheDtype, CacheIsolation, CopyBatches, DeviceKind, Dialect, DtypeChoice, Eviction, IsaChoice,
+    LoadFormat, LogFormat, OnFailure, Overlap, PreemptionMode, Quantization, ReasoningParser, SchedulingPolicy,
+    SchemaObjects, Surface, ThinkingDefault, ToolCallParser,
 };
 pub use engine::{CacheConfig, DeviceConfig, ModelConfig, SchedulerSettings, SwapConfig};
 pub use keys::ApiKeyConfig;

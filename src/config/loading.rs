@@ -61,6 +61,7 @@ impl DeviceConfig {
             cuda_library_path: self.cuda_library_path.clone(),
             kernel_cache: self.kernel_cache.clone(),
             batch_invariant: self.batch_invariant,
+            copy_batches: self.copy_batches,
         }
     }
 }

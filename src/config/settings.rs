@@ -5,9 +5,9 @@ use super::checks::{any_text, http_url, log_filter, not_empty, revision, root_pa
 use super::field::ConfigField;
 use super::value::{SettingKind, Value};
 use super::{
-    AdmissionPolicy, CacheDtype, CacheIsolation, Config, DeviceKind, Dialect, DtypeChoice, Eviction, IsaChoice,
-    LoadFormat, LogFormat, OnFailure, Overlap, PreemptionMode, Quantization, ReasoningParser, SchedulingPolicy,
-    SchemaObjects, Surface, ThinkingDefault, ToolCallParser,
+    AdmissionPolicy, CacheDtype, CacheIsolation, Config, CopyBatches, DeviceKind, Dialect, DtypeChoice, Eviction,
+    IsaChoice, LoadFormat, LogFormat, OnFailure, Overlap, PreemptionMode, Quantization, ReasoningParser,
+    SchedulingPolicy, SchemaObjects, Surface, ThinkingDefault, ToolCallParser,
 };
 
 /// One row of the table: a key of the configuration.
@@ -452,6 +452,10 @@ settings! {
         "Whether the result of a token on a GPU is independent of the other sequences in its step. Resumed, cached \
          and recomputed requests then return the same bytes. On the CPU this always holds.",
         "Set true if identical answers matter more than speed.";
+    device.copy_batches: RARE, SettingKind::Choice(CopyBatches::NAMES), "", None,
+        "Whether the copies of a swap that are smaller than 256 KiB are given to the GPU's driver in one call \
+         (cuMemcpyBatchAsync). auto measures at the start whether that is faster; always and never do not measure.",
+        "Set never if the driver crashes or hangs in this call. pagetide doctor shows what was chosen.";
     device.on_failure: RARE, SettingKind::Choice(OnFailure::NAMES), "", None,
         "What the server does when a step fails. The requests in it fail in any case. restart creates new KV pools \
          and continues; exit ends the process with a non-zero status.",

@@ -95,6 +95,8 @@ fn a_machine_with_everything() {
     assert_eq!(report["nvrtc"]["architecture"], "sm_90a");
     assert_eq!(report["gpu"]["total_bytes"], 1000);
     assert!(report["gpu"]["copies"]["both_ways"].as_f64().unwrap() > 0.0);
+    assert_eq!(report["gpu"]["small_copies"]["batched"], true);
+    assert!(report["gpu"]["small_copies"]["one_by_one_ms"].as_f64().unwrap() > 1.0);
     assert_eq!(report["kernel_cache"]["kernels"], 1, "the kernel that was tried is kept");
     let path = report["cublaslt"]["path"].as_str().unwrap();
     assert!(path.starts_with(folder.path().to_str().unwrap()), "{path}");

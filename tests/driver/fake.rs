@@ -1,7 +1,7 @@
 //! The libraries that stand for CUDA's, compiled once, and what they can be told and asked.
 
 use libloading::{Library, Symbol};
-use pagetide::backend::cuda::driver::{DriverOptions, Gpu, NoGpu, find};
+use pagetide::backend::cuda::driver::{CopyBatches, DriverOptions, Gpu, NoGpu, find};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -67,18 +67,33 @@ impl Fake {
             _ => {
                 fake.fail("", 0);
                 fake.hold(false);
+                fake.copy_times(0.01, 0.1);
                 Some(fake)
             }
         }
     }
 
     pub fn find(&self, batch_invariant: bool) -> Result<Gpu, NoGpu> {
+        find(&DriverOptions { batch_invariant, ..self.options() })
+    }
+
+    pub fn options(&self) -> DriverOptions {
         let path = |path: PathBuf| path.to_str().expect("UTF-8").to_owned();
-        find(&DriverOptions {
+        DriverOptions {
             cuda_library_path: vec![path(self.folder.clone())],
             kernel_cache: Some(path(self.folder.join("kernels"))),
-            batch_invariant,
-        })
+            batch_invariant: false,
+            copy_batches: CopyBatches::Auto,
+        }
+    }
+
+    /// Milliseconds that a copy takes, and a call for many.
+    pub fn copy_times(&self, copy: f64, batch: f64) {
+        // SAFETY: the function is of this type.
+        unsafe {
+            let times: Symbol<'_, unsafe extern "C" fn(f64, f64)> = self.cuda.get("fake_copy_times").unwrap();
+            times(copy, batch);
+        }
     }
 
     /// The next call of a function of the driver answers `error`.

@@ -73,7 +73,7 @@ static struct Object *current, *primary;
 static int primary_holders, resets;
 static struct Operation* recorded;
 static int recording, hold;
-static double now;
+static double now, copy_ms = 0.01, batch_ms = 0.1;
 static char calls[1 << 20];
 
 // --- for the tests
@@ -96,6 +96,12 @@ void fake_hold(int on) { hold = on; }
 
 // The device works for `ms` milliseconds.
 void fake_work(double ms) { now += ms; }
+
+// How long a copy takes, and a call for many.
+void fake_copy_times(double copy, double batch) {
+    copy_ms = copy;
+    batch_ms = batch;
+}
 
 // The names of the functions called since the last time, each before a space.
 const char* fake_calls(void) {
@@ -489,6 +495,7 @@ static CUresult perform_copy(void* data) {
 CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, struct Object* stream) {
     ENTER();
     expect(stream, STREAMS);
+    fake_work(copy_ms);
     const struct MemoryCopy copy = {to, from, bytes};
     return bytes > 0 ? fake_enqueue(perform_copy, &copy, sizeof copy) : INVALID_VALUE;
 }
@@ -508,7 +515,8 @@ CUresult cuMemcpyBatchAsync_v2(CUdeviceptr* to, CUdeviceptr* from, size_t* bytes
                                struct Object* stream) {
     ENTER();
     expect(stream, STREAMS);
-    if (recording || num_attributes != 1 || firsts[0] != 0 || attributes->order != 1 || attributes->flags != 0) {
+    fake_work(batch_ms);
+    if (recording || count > 1024 || num_attributes != 1 || firsts[0] != 0 || attributes->order != 1 || attributes->flags != 0) {
         return INVALID_VALUE;
     }
     for (size_t i = 0; i < count; i++) {

@@ -11,6 +11,7 @@ use pagetide::backend::DType;
 use pagetide::backend::cuda::device::{
     Copy, Device, DeviceBuffer, DeviceError, DeviceEvent, DevicePtr, Grid, Matmul, ModuleSource, PinnedBuffer, Stream,
 };
+use pagetide::backend::cuda::driver::{CopyBatches, DriverOptions, find};
 use std::rc::Rc;
 
 const SOURCE: &str = "sampling.cu";
@@ -127,6 +128,55 @@ fn many_copies_are_one_call_where_the_driver_has_it() {
     }
     assert_eq!(fake.calls()[1..], ["cuMemcpyAsync"; 6]);
     assert_eq!(download(&device, &to), expected);
+}
+
+/// Small copies go in one call if that was measured to be faster at the start, and large ones never.
+#[test]
+fn how_small_copies_are_made_is_measured_or_chosen() {
+    let Some(fake) = Fake::lock() else { return };
+    const SMALL: usize = 256 << 10;
+    // In a list of 64 copies in each direction: 64 × 0.01 ms or 0.1 ms.
+    let cases = [
+        (CopyBatches::Auto, 0.01, 0.1, true),
+        (CopyBatches::Auto, 0.01, 1.0, false),
+        (CopyBatches::Always, 0.01, 1.0, true),
+        (CopyBatches::Never, 0.01, 0.1, false),
+    ];
+    for (copy_batches, copy, batch, batched) in cases {
+        fake.copy_times(copy, batch);
+        fake.calls();
+        let device = find(&DriverOptions { copy_batches, ..fake.options() }).unwrap().open().unwrap();
+        let method = device.copy_method().unwrap();
+        assert_eq!(method.batched, batched, "{copy_batches}: {method:?}");
+        let is_measured = copy_batches == CopyBatches::Auto;
+        let expected = is_measured.then_some((2.0 * batch as f32, 128.0 * copy as f32));
+        let near = |(a, b): (f32, f32), (c, d): (f32, f32)| (a - c).abs() < 1e-3 && (b - d).abs() < 1e-3;
+        assert!(method.measured_ms.zip(expected).map_or(!is_measured, |(a, b)| near(a, b)), "{method:?}");
+        assert_eq!(fake.calls().iter().any(|call| call == "cuMemcpyBatchAsync_v2"), is_measured);
+
+        let from = upload(&device, &vec![7; 3 * SMALL + 1]);
+        let to = upload(&device, &vec![0; 3 * SMALL + 1]);
+        let piece = |at: usize, bytes| Copy { to: to.ptr() + at, from: from.ptr() + at, bytes };
+        fake.calls();
+        // SAFETY: the buffers are ours, and the pieces lie apart.
+        unsafe {
+            device.copy_batch(Stream::CopyIn, &[piece(0, SMALL), piece(SMALL, SMALL), piece(2 * SMALL, SMALL + 1)])
+        }
+        .unwrap();
+        let of_small = if batched { vec!["cuMemcpyBatchAsync_v2"] } else { vec!["cuMemcpyAsync"; 2] };
+        assert_eq!(fake.calls(), [vec!["cuMemcpyAsync"], of_small].concat(), "{copy_batches}");
+        assert!(download(&device, &to) == vec![7; 3 * SMALL + 1]);
+    }
+    // Calls for tens of thousands of copies have crashed drivers.
+    fake.copy_times(0.01, 0.1);
+    let device = fake.find(false).unwrap().open().unwrap();
+    let (from, to) = (upload(&device, &[7; 6000]), upload(&device, &[0; 6000]));
+    let copies: Vec<Copy> =
+        (0..3000).map(|i| Copy { to: to.ptr() + 2 * i, from: from.ptr() + 2 * i, bytes: 1 }).collect();
+    fake.calls();
+    // SAFETY: as above.
+    unsafe { device.copy_batch(Stream::CopyIn, &copies) }.unwrap();
+    assert_eq!(fake.calls(), ["cuMemcpyBatchAsync_v2"; 3]);
 }
 
 #[test]

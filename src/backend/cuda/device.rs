@@ -140,6 +140,15 @@ pub struct Copy {
     pub bytes: usize,
 }
 
+/// How a device makes the small copies of a list.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CopyMethod {
+    /// With one call of the driver for many of them.
+    pub batched: bool,
+    /// Milliseconds that a list was measured to take, with one call and one by one.
+    pub measured_ms: Option<(f32, f32)>,
+}
+
 /// One GPU. Work is enqueued and done later. An error may be reported by a later call than the one that caused it.
 pub trait Device {
     fn info(&self) -> &DeviceInfo;
@@ -165,6 +174,10 @@ pub trait Device {
     /// # Safety
     /// As [`Device::copy`]. No range that is written overlaps another range of the batch.
     unsafe fn copy_batch(&self, stream: Stream, copies: &[Copy]) -> DeviceResult<()>;
+    /// How [`Device::copy_batch`] makes small copies, if that was chosen.
+    fn copy_method(&self) -> Option<CopyMethod> {
+        None
+    }
     /// Sets `bytes` bytes to `value`.
     /// # Safety
     /// As [`Device::copy`].

@@ -3,6 +3,7 @@
 //! - `libraries`: finds these libraries; `functions`: the functions of these that are called. Building and starting the
 //!   program needs nothing of CUDA.
 //! - `context`: a context with its streams and the meaning of its errors; `events`: points of a stream.
+//! - `copies`: lists of copies; `timer`: a clock of the device.
 //! - `compiler`: kernels, and the cache of compiled kernels; `matmul`: products; `descriptors`: cuBLASLt's descriptors.
 //! - `gpu`: the device itself.
 //!
@@ -10,14 +11,17 @@
 
 pub mod compiler;
 mod context;
+mod copies;
 mod descriptors;
 mod events;
 mod functions;
 mod gpu;
 mod libraries;
 mod matmul;
+mod timer;
 
 use super::device::{Device, DeviceInfo};
+pub use copies::CopyBatches;
 use cudarc::driver::sys::{self, CUdevice_attribute, CUresult};
 use cudarc::{cublaslt, nvrtc};
 use functions::{
@@ -36,7 +40,7 @@ use std::rc::Rc;
 pub const MIN_COMPUTE_CAPABILITY: (u32, u32) = (8, 0);
 
 /// Where a GPU's libraries are searched, and how the GPU is used.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct DriverOptions {
     /// Folders of CUDA's libraries, in addition to those that the system knows.
     pub cuda_library_path: Vec<String>,
@@ -44,6 +48,18 @@ pub struct DriverOptions {
     pub kernel_cache: Option<String>,
     /// A matrix product's rows do not depend on how many rows there are.
     pub batch_invariant: bool,
+    pub copy_batches: CopyBatches,
+}
+
+impl Default for DriverOptions {
+    fn default() -> Self {
+        Self {
+            cuda_library_path: Vec::new(),
+            kernel_cache: None,
+            batch_invariant: false,
+            copy_batches: CopyBatches::Auto,
+        }
+    }
 }
 
 /// Why no GPU can be used.
@@ -173,6 +189,7 @@ pub fn find(settings: &DriverOptions) -> Result<Gpu, NoGpu> {
         ordinal: ordinal as u32,
         kernel_cache: compiler::cache_folder(settings.kernel_cache.as_deref()),
         batch_invariant: settings.batch_invariant,
+        copy_batches: settings.copy_batches,
     };
     Ok(Gpu { driver, nvrtc, cublaslt, options })
 }

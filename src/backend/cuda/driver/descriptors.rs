@@ -1,10 +1,9 @@
-//! cuBLASLt's descriptors, and a clock of the device.
+//! cuBLASLt's descriptors.
 
-use super::super::device::{DeviceResult, Stream};
+use super::super::device::DeviceResult;
 use super::context::Context;
 use crate::DType;
-use cudarc::cublaslt::sys::{self as lt, cublasStatus_t};
-use cudarc::driver::sys::{self, CUresult};
+use cudarc::cublaslt::sys as lt;
 
 /// The size that NVIDIA recommends for Hopper. Older devices need less.
 pub const WORKSPACE_BYTES: usize = 32 << 20;
@@ -142,55 +141,5 @@ impl Drop for Preference {
     fn drop(&mut self) {
         // SAFETY: it was created and is destroyed once.
         let _ = unsafe { lt::cublasLtMatmulPreferenceDestroy(self.0) };
-    }
-}
-
-/// Measures the time of work on the compute stream.
-pub struct Timer<'a> {
-    context: &'a Context,
-    start: sys::CUevent,
-    end: sys::CUevent,
-}
-
-impl<'a> Timer<'a> {
-    pub fn new(context: &'a Context) -> DeviceResult<Self> {
-        let mut timer = Self { context, start: std::ptr::null_mut(), end: std::ptr::null_mut() };
-        for event in [&mut timer.start, &mut timer.end] {
-            let flags = sys::CUevent_flags_enum::CU_EVENT_DEFAULT as u32;
-            // SAFETY: the event is ours to write.
-            context.check(unsafe { sys::cuEventCreate(event, flags) }, "cuEventCreate")?;
-        }
-        Ok(timer)
-    }
-
-    /// Milliseconds that `launch` takes on the device after a warm-up.
-    pub fn time(&self, launch: impl Fn() -> cublasStatus_t) -> DeviceResult<f32> {
-        const TIMES: usize = 3;
-        let stream = self.context.stream(Stream::Compute);
-        let check = |result: CUresult, call| self.context.check(result, call);
-        let run = || self.context.check_cublas(launch(), "cublasLtMatmul");
-        run()?;
-        // SAFETY: stream and events are the context's.
-        check(unsafe { sys::cuEventRecord(self.start, stream) }, "cuEventRecord")?;
-        for _ in 0..TIMES {
-            run()?;
-        }
-        let mut time = 0.0;
-        // SAFETY: as above; `time` is ours to write.
-        unsafe {
-            check(sys::cuEventRecord(self.end, stream), "cuEventRecord")?;
-            check(sys::cuEventSynchronize(self.end), "cuEventSynchronize")?;
-            check(sys::cuEventElapsedTime_v2(&mut time, self.start, self.end), "cuEventElapsedTime")?;
-        }
-        Ok(time / TIMES as f32)
-    }
-}
-
-impl Drop for Timer<'_> {
-    fn drop(&mut self) {
-        for event in [self.start, self.end].into_iter().filter(|event| !event.is_null()) {
-            // SAFETY: it was created and is destroyed once.
-            let _ = unsafe { sys::cuEventDestroy_v2(event) };
-        }
     }
 }

@@ -1,13 +1,13 @@
 //! [`Device`] over the driver.
 
 use super::super::device::{
-    Copy, Device, DeviceError, DeviceEvent, DeviceInfo, DevicePtr, DeviceResult, GraphId, Grid, KernelId, Matmul,
-    ModuleId, ModuleSource, PinnedMemory, Stream,
+    Copy, CopyMethod, Device, DeviceError, DeviceEvent, DeviceInfo, DevicePtr, DeviceResult, GraphId, Grid, KernelId,
+    Matmul, ModuleId, ModuleSource, PinnedMemory, Stream,
 };
 use super::compiler::{KernelCache, architecture};
 use super::context::Context;
+use super::copies::{CopyBatches, CopyCalls};
 use super::events::{EventCalls, EventLog};
-use super::functions::{COPY_BATCH_FUNCTION, has_function};
 use super::matmul::Matmuls;
 use cudarc::driver::sys::{self, CUresult};
 use std::cell::{Cell, RefCell};
@@ -24,6 +24,7 @@ pub struct CudaDeviceOptions {
     pub kernel_cache: Option<std::path::PathBuf>,
     /// Whether the rows of a matrix product must not depend on how many rows there are.
     pub batch_invariant: bool,
+    pub copy_batches: CopyBatches,
 }
 
 /// A GPU.
@@ -37,8 +38,7 @@ pub struct CudaDevice {
     /// Dropped before the context that it works in.
     products: RefCell<Matmuls>,
     is_recording: Cell<bool>,
-    /// False if the driver has no call for many copies at once.
-    has_copy_batches: Cell<bool>,
+    copies: CopyCalls,
     context: Rc<Context>,
 }
 
@@ -74,10 +74,11 @@ impl CudaDevice {
             graphs: RefCell::default(),
             products: RefCell::new(Matmuls::new(context.clone(), options.batch_invariant)?),
             is_recording: Cell::new(false),
-            has_copy_batches: Cell::new(has_function(COPY_BATCH_FUNCTION)),
+            copies: CopyCalls::new(context.clone()),
             context,
         };
         device.try_out()?;
+        device.copies.choose(options.copy_batches, &device)?;
         Ok(device)
     }
 
@@ -96,45 +97,6 @@ impl CudaDevice {
 
     fn calls(&self) -> Calls<'_> {
         Calls(&self.context)
-    }
-
-    /// Enqueues all copies with one call. Returns false if the driver does not accept them.
-    fn copy_at_once(&self, stream: Stream, copies: &[Copy]) -> DeviceResult<bool> {
-        let mut to: Vec<u64> = copies.iter().map(|copy| copy.to.0).collect();
-        let mut from: Vec<u64> = copies.iter().map(|copy| copy.from.0).collect();
-        let mut bytes: Vec<usize> = copies.iter().map(|copy| copy.bytes).collect();
-        // Hints that only matter for managed memory.
-        let nowhere = sys::CUmemLocation { type_: sys::CUmemLocationType_enum::CU_MEM_LOCATION_TYPE_INVALID, id: 0 };
-        let mut attributes = sys::CUmemcpyAttributes {
-            srcAccessOrder: sys::CUmemcpySrcAccessOrder_enum::CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,
-            srcLocHint: nowhere,
-            dstLocHint: nowhere,
-            flags: sys::CUmemcpyFlags_enum::CU_MEMCPY_FLAG_DEFAULT as u32,
-        };
-        // The attributes apply from copy 0 on.
-        let mut first = 0;
-        // SAFETY: the arrays have the given lengths and are read before the call returns. The caller vouches for the
-        // ranges.
-        let result = unsafe {
-            sys::cuMemcpyBatchAsync_v2(
-                to.as_mut_ptr(),
-                from.as_mut_ptr(),
-                bytes.as_mut_ptr(),
-                copies.len(),
-                &mut attributes,
-                &mut first,
-                1,
-                self.context.stream(stream),
-            )
-        };
-        match self.context.check(result, "cuMemcpyBatchAsync") {
-            Ok(()) => Ok(true),
-            Err(DeviceError::Lost(why)) => Err(DeviceError::Lost(why)),
-            Err(error) => {
-                tracing::warn!("copies are made one by one from now on, which is slower: {error}");
-                Ok(false)
-            }
-        }
     }
 
     /// Ends a recording in which an operation has failed.
@@ -216,28 +178,19 @@ impl Device for CudaDevice {
 
     unsafe fn copy(&self, stream: Stream, copy: Copy) -> DeviceResult<()> {
         self.context.enter()?;
-        if copy.bytes == 0 {
-            return Ok(());
-        }
-        let stream = self.context.stream(stream);
-        // The driver knows from an address whether it is host or device memory.
         // SAFETY: the caller's promise.
-        let result = unsafe { sys::cuMemcpyAsync(copy.to.0, copy.from.0, copy.bytes, stream) };
-        self.context.check(result, "cuMemcpyAsync")
+        unsafe { self.copies.copy(stream, copy) }
     }
 
     unsafe fn copy_batch(&self, stream: Stream, copies: &[Copy]) -> DeviceResult<()> {
         self.context.enter()?;
-        let copies: Vec<Copy> = copies.iter().copied().filter(|copy| copy.bytes > 0).collect();
-        let is_recorded = stream == Stream::Compute && self.is_recording.get();
-        if copies.len() > 1 && self.has_copy_batches.get() && !is_recorded {
-            self.has_copy_batches.set(self.copy_at_once(stream, &copies)?);
-            if self.has_copy_batches.get() {
-                return Ok(());
-            }
-        }
+        assert!(stream != Stream::Compute || !self.is_recording.get(), "lists of copies are not recorded");
         // SAFETY: the caller's promise.
-        copies.into_iter().try_for_each(|copy| unsafe { self.copy(stream, copy) })
+        unsafe { self.copies.copy_all(stream, copies) }
+    }
+
+    fn copy_method(&self) -> Option<CopyMethod> {
+        Some(self.copies.method())
     }
 
     unsafe fn fill(&self, stream: Stream, to: DevicePtr, value: u8, bytes: usize) -> DeviceResult<()> {

@@ -10,7 +10,8 @@
 
 use super::super::device::{DeviceError, DevicePtr, DeviceResult, Matmul, Stream};
 use super::context::Context;
-use super::descriptors::{Descriptor, MatrixLayout, Preference, Timer, WORKSPACE_BYTES};
+use super::descriptors::{Descriptor, MatrixLayout, Preference, WORKSPACE_BYTES};
+use super::timer::Timer;
 use crate::DType;
 use cudarc::cublaslt::sys::{self as lt, cublasStatus_t};
 use cudarc::driver::sys;
@@ -179,11 +180,16 @@ impl Matmuls {
         let powers = (0..usize::BITS).map(|i| 1usize << i).take_while(|power| *power <= m.next_power_of_two());
         for power in powers.filter(|power| !product.measured.contains_key(power)).collect::<Vec<_>>() {
             product.set_rows(&self.context, power.min(m))?;
-            let timer = Timer::new(&self.context)?;
+            let timer = Timer::new(&self.context, Stream::Compute)?;
             let mut best: Option<(f32, lt::cublasLtMatmulAlgo_t)> = None;
             for algorithm in self.candidates(product)? {
-                // SAFETY: the caller's promise.
-                let time = unsafe { timer.time(|| self.launch(product, operands, &algorithm)) };
+                let run = || {
+                    // SAFETY: the caller's promise.
+                    let status = unsafe { self.launch(product, operands, &algorithm) };
+                    self.context.check_cublas(status, "cublasLtMatmul")
+                };
+                // Once to warm up.
+                let time = run().and_then(|()| timer.time(|| (0..3).try_for_each(|_| run())));
                 match time {
                     Ok(time) if best.is_none_or(|(least, _)| time < least) => best = Some((time, algorithm)),
                     Err(DeviceError::Lost(why)) => return Err(DeviceError::Lost(why)),
