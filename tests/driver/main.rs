@@ -302,8 +302,9 @@ fn the_fastest_algorithm_that_works_is_chosen_and_measured_once() {
     fake.products();
     check_product(&device, 20, DType::F32, DType::F32, false);
     let [slow, broken, fast, split] = fake.products();
-    // 1, 2, 4, 8, 16 and 32 rows; each candidate once to be warm and three times to be measured, and then the product.
-    assert_eq!([slow, broken, fast, split], [6 * 4, 0, 6 * 4 + 1, 6 * 4]);
+    // 1, 2, 4, 8, 16 and 32 rows; each candidate once at first, and recorded for the matrix and five copies, twice as
+    // large as the cache; and then the product.
+    assert_eq!([slow, broken, fast, split], [6 * 7, 0, 6 * 7 + 1, 6 * 7]);
     for m in [20, 3, 17, 1] {
         check_product(&device, m, DType::F32, DType::F32, false);
     }
@@ -325,7 +326,8 @@ fn the_fastest_algorithm_that_works_is_chosen_and_measured_once() {
     device.end_capture().unwrap();
     assert_eq!(fake.products(), [0, 0, 0, 1]);
     multiply();
-    assert_eq!(fake.products(), [4, 0, 4 + 1, 4]);
+    // A matrix of 128 bytes and four copies.
+    assert_eq!(fake.products(), [6, 0, 6 + 1, 6]);
 }
 
 #[test]

@@ -4,11 +4,14 @@
 //!   program needs nothing of CUDA.
 //! - `context`: a context with its streams and the meaning of its errors; `events`: points of a stream.
 //! - `copies`: lists of copies; `timer`: a clock of the device.
-//! - `compiler`: kernels, and the cache of compiled kernels; `matmul`: products; `descriptors`: cuBLASLt's descriptors.
+//! - `compiler`: kernels, and the cache of compiled kernels; `recording`: graphs.
+//! - `matmul`: products; `cold_weights`: how long they take; `descriptors`: cuBLASLt's descriptors; `scratch`: memory for
+//!   a measurement.
 //! - `gpu`: the device itself.
 //!
 //! [`find`] returns a GPU that can be used, or says why there is none. [`Gpu::open`] opens it, again after a failure.
 
+mod cold_weights;
 pub mod compiler;
 mod context;
 mod copies;
@@ -18,6 +21,8 @@ mod functions;
 mod gpu;
 mod libraries;
 mod matmul;
+mod recording;
+mod scratch;
 mod timer;
 
 use super::device::{Device, DeviceInfo};

@@ -9,6 +9,7 @@ use super::context::Context;
 use super::copies::{CopyBatches, CopyCalls};
 use super::events::{EventCalls, EventLog};
 use super::matmul::Matmuls;
+use super::recording;
 use cudarc::driver::sys::{self, CUresult};
 use std::cell::{Cell, RefCell};
 use std::ffi::{CString, c_void};
@@ -65,6 +66,11 @@ impl CudaDevice {
             return Err(DeviceError::Other(format!("cuDeviceGet({}): {got:?}", options.ordinal)));
         }
         let context = Rc::new(Context::new(device)?);
+        let mut l2_bytes = 0;
+        let l2 = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE;
+        // SAFETY: the number is ours to write.
+        context.check(unsafe { sys::cuDeviceGetAttribute(&mut l2_bytes, l2, device) }, "cuDeviceGetAttribute")?;
+        let l2_bytes = l2_bytes.max(0) as usize;
         let device = Self {
             info,
             kernel_cache: KernelCache::new(options.kernel_cache.clone()),
@@ -72,7 +78,7 @@ impl CudaDevice {
             modules: RefCell::default(),
             kernels: RefCell::default(),
             graphs: RefCell::default(),
-            products: RefCell::new(Matmuls::new(context.clone(), options.batch_invariant)?),
+            products: RefCell::new(Matmuls::new(context.clone(), l2_bytes, options.batch_invariant)?),
             is_recording: Cell::new(false),
             copies: CopyCalls::new(context.clone()),
             context,
@@ -97,20 +103,6 @@ impl CudaDevice {
 
     fn calls(&self) -> Calls<'_> {
         Calls(&self.context)
-    }
-
-    /// Ends a recording in which an operation has failed.
-    fn abandon_recording(&self) {
-        if self.is_recording.take() {
-            let mut graph = std::ptr::null_mut();
-            // SAFETY: the stream is recording; `graph` is ours to write, and destroyed once.
-            unsafe {
-                let _ = sys::cuStreamEndCapture(self.context.stream(Stream::Compute), &mut graph);
-                if !graph.is_null() {
-                    let _ = sys::cuGraphDestroy(graph);
-                }
-            }
-        }
     }
 }
 
@@ -227,8 +219,10 @@ impl Device for CudaDevice {
 
     fn synchronize(&self) -> DeviceResult<()> {
         self.context.enter()?;
-        // Only reached after a step that failed during its recording.
-        self.abandon_recording();
+        // A step has failed while it was recorded.
+        if self.is_recording.take() {
+            recording::abandon(&self.context);
+        }
         for stream in Stream::ALL {
             // SAFETY: the stream is the context's.
             let result = unsafe { sys::cuStreamSynchronize(self.context.stream(stream)) };
@@ -336,12 +330,7 @@ impl Device for CudaDevice {
     fn begin_capture(&self) -> DeviceResult<()> {
         self.context.enter()?;
         assert!(!self.is_recording.get(), "a recording within a recording");
-        // Relaxed, because other streams are used meanwhile and cuBLASLt may load a kernel. The stricter modes guard
-        // against the use of the legacy stream, which is not used here.
-        let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: the stream is the context's.
-        let begun = unsafe { sys::cuStreamBeginCapture_v2(self.context.stream(Stream::Compute), mode) };
-        self.context.check(begun, "cuStreamBeginCapture")?;
+        recording::begin(&self.context)?;
         self.is_recording.set(true);
         Ok(())
     }
@@ -349,17 +338,7 @@ impl Device for CudaDevice {
     fn end_capture(&self) -> DeviceResult<GraphId> {
         self.context.enter()?;
         assert!(self.is_recording.take(), "a recording has begun");
-        let (mut graph, mut executable) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: the stream is recording; `graph` is ours to write.
-        let ended = unsafe { sys::cuStreamEndCapture(self.context.stream(Stream::Compute), &mut graph) };
-        self.context.check(ended, "cuStreamEndCapture")?;
-        // SAFETY: the graph is complete and is destroyed once. The executable graph does not need it.
-        let made = unsafe {
-            let made = sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0);
-            let _ = sys::cuGraphDestroy(graph);
-            made
-        };
-        self.context.check(made, "cuGraphInstantiate")?;
+        let executable = recording::end(&self.context)?;
         let mut graphs = self.graphs.borrow_mut();
         graphs.push(executable);
         Ok(GraphId(graphs.len() - 1))
@@ -369,8 +348,7 @@ impl Device for CudaDevice {
         self.context.enter()?;
         let executable = self.graphs.borrow()[graph.0];
         // SAFETY: the graph exists, and the caller vouches for its addresses.
-        let result = unsafe { sys::cuGraphLaunch(executable, self.context.stream(Stream::Compute)) };
-        self.context.check(result, "cuGraphLaunch")
+        unsafe { recording::launch(&self.context, executable) }
     }
 
     fn clear_graphs(&self) {

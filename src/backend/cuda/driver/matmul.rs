@@ -3,15 +3,15 @@
 //! cuBLASLt works on column-major matrices. The row-major product `out[m, n] = x[m, k] · w[n, k]ᵀ` is the column-major
 //! product `D[n, m] = Wᵀ · X` with `W: [k, n]` and `X: [k, m]`.
 //!
-//! The fastest of its algorithms is measured, for each product and for each number of rows that is a power of two. When
-//! a product first has that many rows, all smaller powers of two are measured too. So the start, which runs a step of
-//! the largest size, measures everything. A batch-invariant product, whose rows must not depend on how many there are,
+//! The fastest of its algorithms is measured, for each product and for each number of rows that is a power of two, with
+//! weights that are not in the cache (`cold_weights`). When a product first has that many rows, all smaller powers of two
+//! are measured too. So the start, which runs a step of the largest size, measures everything. A batch-invariant product, whose rows must not depend on how many there are,
 //! has one algorithm for all numbers of rows, and this algorithm does not split the sum over `k`.
 
 use super::super::device::{DeviceError, DevicePtr, DeviceResult, Matmul, Stream};
+use super::cold_weights::ColdWeights;
 use super::context::Context;
 use super::descriptors::{Descriptor, MatrixLayout, Preference, WORKSPACE_BYTES};
-use super::timer::Timer;
 use crate::DType;
 use cudarc::cublaslt::sys::{self as lt, cublasStatus_t};
 use cudarc::driver::sys;
@@ -30,6 +30,8 @@ pub struct Matmuls {
     context: Rc<Context>,
     handle: lt::cublasLtHandle_t,
     workspace: sys::CUdeviceptr,
+    /// Bytes of the device's L2 cache.
+    l2_bytes: usize,
     batch_invariant: bool,
     products: HashMap<Shape, PlannedProduct>,
 }
@@ -46,6 +48,7 @@ struct Shape {
 
 /// A product's descriptors, and the algorithms chosen so far.
 struct PlannedProduct {
+    shape: Shape,
     descriptor: Descriptor,
     w: MatrixLayout,
     x: MatrixLayout,
@@ -62,9 +65,9 @@ struct PlannedProduct {
 type Operands = [DevicePtr; 4];
 
 impl Matmuls {
-    pub fn new(context: Rc<Context>, batch_invariant: bool) -> DeviceResult<Self> {
+    pub fn new(context: Rc<Context>, l2_bytes: usize, batch_invariant: bool) -> DeviceResult<Self> {
         let (handle, workspace, products) = (std::ptr::null_mut(), 0, HashMap::new());
-        let mut all = Self { context, handle, workspace, batch_invariant, products };
+        let mut all = Self { context, handle, workspace, l2_bytes, batch_invariant, products };
         // SAFETY: the handle is ours to write; the context is current.
         let created = unsafe { lt::cublasLtCreate(&mut all.handle) };
         all.context.check_cublas(created, "cublasLtCreate")?;
@@ -178,18 +181,25 @@ impl Matmuls {
     /// As [`Self::enqueue`].
     unsafe fn measure(&self, product: &mut PlannedProduct, m: usize, operands: Operands) -> DeviceResult<()> {
         let powers = (0..usize::BITS).map(|i| 1usize << i).take_while(|power| *power <= m.next_power_of_two());
-        for power in powers.filter(|power| !product.measured.contains_key(power)).collect::<Vec<_>>() {
+        let powers: Vec<usize> = powers.filter(|power| !product.measured.contains_key(power)).collect();
+        if powers.is_empty() {
+            return Ok(());
+        }
+        let [x, w, bias, out] = operands;
+        let Shape { n, k, dtype, .. } = product.shape;
+        // SAFETY: the caller's promise.
+        let weights = unsafe { ColdWeights::new(&self.context, w, n * k * dtype.size_bytes(), self.l2_bytes)? };
+        for power in powers {
             product.set_rows(&self.context, power.min(m))?;
-            let timer = Timer::new(&self.context, Stream::Compute)?;
             let mut best: Option<(f32, lt::cublasLtMatmulAlgo_t)> = None;
             for algorithm in self.candidates(product)? {
-                let run = || {
-                    // SAFETY: the caller's promise.
-                    let status = unsafe { self.launch(product, operands, &algorithm) };
+                let run = |w| {
+                    // SAFETY: the caller's promise. The weights are `w` or a copy.
+                    let status = unsafe { self.launch(product, [x, w, bias, out], &algorithm) };
                     self.context.check_cublas(status, "cublasLtMatmul")
                 };
-                // Once to warm up.
-                let time = run().and_then(|()| timer.time(|| (0..3).try_for_each(|_| run())));
+                // SAFETY: the caller's promise.
+                let time = unsafe { weights.time(run) };
                 match time {
                     Ok(time) if best.is_none_or(|(least, _)| time < least) => best = Some((time, algorithm)),
                     Err(DeviceError::Lost(why)) => return Err(DeviceError::Lost(why)),
@@ -338,6 +348,7 @@ impl PlannedProduct {
     fn new(context: &Context, shape: Shape) -> DeviceResult<Self> {
         let Shape { n, k, dtype, out, bias } = shape;
         Ok(Self {
+            shape,
             descriptor: Descriptor::new(context, bias)?,
             w: MatrixLayout::new(context, dtype, k, n)?,
             x: MatrixLayout::new(context, dtype, k, 1)?,
