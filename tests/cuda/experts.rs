@@ -193,12 +193,12 @@ fn a_row_does_not_see_the_others() {
     for dtype in DTYPES {
         let case = Case { dtype, rows: 70, shape: shape(5, 2), format: None, seed: 3 };
         let (x, hidden) = (case.x(), case.shape.hidden_size);
-        let (cpu, cuda) = (on_cpu(&case, &x), on_cuda(&case, &x, &device(0)));
+        let (cpu, cuda) = (on_cpu(&case, &x), on_cuda(&case, &x, &batch_invariant_device(0)));
         for row in [0, 1, 33, 69] {
             let range = row * hidden..(row + 1) * hidden;
             let alone = on_cpu(&case, &x[range.clone()]);
             assert_eq!(bits(&alone), bits(&cpu[range.clone()]), "{dtype:?} on the CPU, row {row}");
-            let alone = on_cuda(&case, &x[range.clone()], &device(1));
+            let alone = on_cuda(&case, &x[range.clone()], &batch_invariant_device(1));
             assert_eq!(bits(&alone), bits(&cuda[range]), "{dtype:?}, row {row}");
         }
     }

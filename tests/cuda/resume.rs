@@ -159,7 +159,7 @@ fn extra(i: usize) -> ExtraSamplers {
 
 /// The outputs of each request alone, with enough blocks, on an eager device.
 fn expected(setting: &Setting) -> BTreeMap<(RequestId, u32), Vec<Sampled>> {
-    let device: Rc<dyn Device> = device(0);
+    let device: Rc<dyn Device> = batch_invariant_device(0);
     let roomy = Setting { num_device_blocks: 400, num_swap_blocks: 0, overlap: false, ..*setting };
     let mut engine = EmulatedEngine::new(&device, &roomy);
     for request in requests(setting) {
@@ -172,7 +172,7 @@ fn expected(setting: &Setting) -> BTreeMap<(RequestId, u32), Vec<Sampled>> {
 /// An emulated device with lazy streams. A GPU's streams have their own speed.
 fn lazy(seed: u64, ignores_waits: bool) -> Rc<dyn Device> {
     if on_gpu() && !ignores_waits {
-        return device(0);
+        return batch_invariant_device(0);
     }
     let eagerness = match seed % 5 {
         0 => Eagerness { compute: 100, copy_out: 0, copy_in: 0 },

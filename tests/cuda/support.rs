@@ -36,9 +36,18 @@ pub fn executes_ptx() -> bool {
 /// The emulation, or, with `PAGETIDE_TEST_DEVICE=cuda`, the first GPU; with `ptx-sm_80` or `ptx-sm_90a`, the emulation
 /// with kernels that run as PTX.
 pub fn device(thread_order: u32) -> Rc<dyn Device> {
+    device_with(thread_order, false)
+}
+
+/// The same, with matrix products whose rows do not depend on each other.
+pub fn batch_invariant_device(thread_order: u32) -> Rc<dyn Device> {
+    device_with(thread_order, true)
+}
+
+/// The emulation's products are always batch-invariant.
+fn device_with(thread_order: u32, batch_invariant: bool) -> Rc<dyn Device> {
     if on_gpu() {
-        // Products as exact resume needs them.
-        let config = DriverOptions { batch_invariant: true, ..DriverOptions::default() };
+        let config = DriverOptions { batch_invariant, ..DriverOptions::default() };
         return driver::find(&config).unwrap().open().unwrap();
     }
     Rc::new(EmulatedDevice::new(EmulatedOptions { thread_order, ..EmulatedOptions::default() }))

@@ -68,6 +68,7 @@ impl Fake {
                 fake.fail("", 0);
                 fake.hold(false);
                 fake.copy_times(0.01, 0.1);
+                fake.backwards_from(0);
                 Some(fake)
             }
         }
@@ -164,6 +165,11 @@ impl Fake {
             9 => self.count(&self.cublaslt, "fake_descriptors", 0),
             kind => self.count(&self.cuda, "fake_live", kind as c_int),
         })
+    }
+
+    /// From so many rows on, algorithm 0 of cuBLASLt sums in another order. 0: never.
+    pub fn backwards_from(&self, rows: i32) {
+        self.count(&self.cublaslt, "fake_backwards_from", rows);
     }
 
     /// Products since the last time, by algorithm.

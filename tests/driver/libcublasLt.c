@@ -44,6 +44,8 @@ struct Result {
 };
 
 static int handles, descriptors, products[4];
+// From so many columns on, algorithm 0 sums from back to front. 0: never.
+static int backwards_from;
 
 // Handles and descriptors that are alive, and products done by an algorithm since the last time.
 int fake_handles(void) { return handles; }
@@ -52,6 +54,11 @@ int fake_products(int algorithm) {
     const int done = products[algorithm];
     products[algorithm] = 0;
     return done;
+}
+
+int fake_backwards_from(int cols) {
+    backwards_from = cols;
+    return 0;
 }
 
 size_t cublasLtGetVersion(void) { return 130002; }
@@ -206,19 +213,21 @@ struct Product {
 // The matrix in the cache.
 static const void* cached;
 
-// Each number is a sum in one order, whatever the number of columns.
+// Each number is a sum in one order, whatever the number of columns, unless told otherwise.
 static int perform_product(void* data) {
     const struct Product* p = data;
     fake_work(p->algorithm == 2 ? 1 : p->algorithm == 3 && p->a == cached ? 0.1 : 3);
     cached = p->a;
     const uint64_t rows = p->out_layout.rows, bytes = rows * (p->out_layout.type == F32 ? 4 : 2);
     const uint64_t depth = p->d.transpose_a ? p->a_layout.rows : p->a_layout.cols;
+    const int backwards = p->algorithm == 0 && backwards_from > 0 && p->out_layout.cols >= (uint64_t)backwards_from;
     void* column = malloc(bytes);
     int failed = 0;
     for (uint64_t col = 0; col < p->out_layout.cols && failed == 0; col++) {
         for (uint64_t row = 0; row < rows; row++) {
             float sum = 0;
-            for (uint64_t i = 0; i < depth; i++) {
+            for (uint64_t step = 0; step < depth; step++) {
+                const uint64_t i = backwards ? depth - 1 - step : step;
                 const uint64_t in_a = p->d.transpose_a ? row * p->a_layout.ld + i : i * p->a_layout.ld + row;
                 const uint64_t in_b = p->d.transpose_b ? i * p->b_layout.ld + col : col * p->b_layout.ld + i;
                 sum += get(p->a, p->a_layout.type, in_a) * get(p->b, p->b_layout.type, in_b);

@@ -5,8 +5,8 @@
 //! - `context`: a context with its streams and the meaning of its errors; `events`: points of a stream.
 //! - `copies`: lists of copies; `timer`: a clock of the device.
 //! - `compiler`: kernels, and the cache of compiled kernels; `recording`: graphs.
-//! - `matmul`: products; `cold_weights`: how long they take; `descriptors`: cuBLASLt's descriptors; `scratch`: memory for
-//!   a measurement.
+//! - `matmul`: products; `cold_weights`: how long they take; `invariance`: those whose rows do not depend on each other;
+//!   `descriptors`: cuBLASLt's descriptors; `scratch`: memory for a measurement.
 //! - `gpu`: the device itself.
 //!
 //! [`find`] returns a GPU that can be used, or says why there is none. [`Gpu::open`] opens it, again after a failure.
@@ -19,6 +19,7 @@ mod descriptors;
 mod events;
 mod functions;
 mod gpu;
+mod invariance;
 mod libraries;
 mod matmul;
 mod recording;

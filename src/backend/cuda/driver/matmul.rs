@@ -5,13 +5,13 @@
 //!
 //! The fastest of its algorithms is measured, for each product and for each number of rows that is a power of two, with
 //! weights that are not in the cache (`cold_weights`). When a product first has that many rows, all smaller powers of two
-//! are measured too. So the start, which runs a step of the largest size, measures everything. A batch-invariant product, whose rows must not depend on how many there are,
-//! has one algorithm for all numbers of rows, and this algorithm does not split the sum over `k`.
+//! are measured too. So the start, which runs a step of the largest size, measures everything.
 
 use super::super::device::{DeviceError, DevicePtr, DeviceResult, Matmul, Stream};
 use super::cold_weights::ColdWeights;
 use super::context::Context;
 use super::descriptors::{Descriptor, MatrixLayout, Preference, WORKSPACE_BYTES};
+use super::invariance::InvariantAlgorithms;
 use crate::DType;
 use cudarc::cublaslt::sys::{self as lt, cublasStatus_t};
 use cudarc::driver::sys;
@@ -21,9 +21,6 @@ use std::rc::Rc;
 
 /// The most algorithms that are compared.
 const MAX_CANDIDATES: usize = 8;
-
-/// Numbers of rows that the algorithm of a batch-invariant product must support.
-const ANY_ROWS: [usize; 6] = [128, 1, 8, 64, 512, 8192];
 
 /// All products of a device.
 pub struct Matmuls {
@@ -47,7 +44,7 @@ struct Shape {
 }
 
 /// A product's descriptors, and the algorithms chosen so far.
-struct PlannedProduct {
+pub(super) struct PlannedProduct {
     shape: Shape,
     descriptor: Descriptor,
     w: MatrixLayout,
@@ -55,14 +52,16 @@ struct PlannedProduct {
     out: MatrixLayout,
     /// The number of rows that the layouts of `x` and `out` are set to.
     num_rows: usize,
-    /// The fastest algorithm by number of rows, a power of two. That of a batch-invariant product has the key 0.
+    /// The fastest algorithm by number of rows, a power of two.
     measured: BTreeMap<usize, lt::cublasLtMatmulAlgo_t>,
     /// The algorithms in use, by number of rows.
     chosen: HashMap<usize, lt::cublasLtMatmulAlgo_t>,
+    /// Those of a batch-invariant product.
+    pub(super) invariant: InvariantAlgorithms,
 }
 
 /// `x`, `w`, `bias` and `out` of a product.
-type Operands = [DevicePtr; 4];
+pub(super) type Operands = [DevicePtr; 4];
 
 impl Matmuls {
     pub fn new(context: Rc<Context>, l2_bytes: usize, batch_invariant: bool) -> DeviceResult<Self> {
@@ -75,6 +74,10 @@ impl Matmuls {
         let allocated = unsafe { sys::cuMemAlloc_v2(&mut all.workspace, WORKSPACE_BYTES) };
         all.context.check(allocated, "the workspace of matrix products: cuMemAlloc")?;
         Ok(all)
+    }
+
+    pub(super) fn context(&self) -> &Context {
+        &self.context
     }
 
     /// Enqueues a product. Algorithms are measured only if `may_measure`, because that takes a while and enqueues the
@@ -94,6 +97,10 @@ impl Matmuls {
             None => PlannedProduct::new(&self.context, shape)?,
         };
         let done = product.set_bias(&self.context, operands[2], bias).and_then(|()| {
+            if self.batch_invariant {
+                // SAFETY: the caller's promise.
+                return unsafe { self.enqueue_invariant(&mut product, matmul, operands, may_measure) };
+            }
             // SAFETY: the caller's promise.
             let algorithm = unsafe { self.algorithm(&mut product, m, operands, may_measure)? };
             product.set_rows(&self.context, m)?;
@@ -120,17 +127,6 @@ impl Matmuls {
         if let Some(algorithm) = product.chosen.get(&m) {
             return Ok(*algorithm);
         }
-        if self.batch_invariant {
-            let algorithm = self.one_for_all(product)?;
-            product.set_rows(&self.context, m)?;
-            if !self.can_run(product, &algorithm) {
-                let why =
-                    format!("the algorithm of this product cannot do {m} rows: set device.batch_invariant = false");
-                return Err(DeviceError::Other(why));
-            }
-            product.chosen.insert(m, algorithm);
-            return Ok(algorithm);
-        }
         if may_measure {
             // SAFETY: the caller's promise, which covers fewer rows too.
             unsafe { self.measure(product, m, operands)? };
@@ -151,28 +147,6 @@ impl Matmuls {
                 Ok(best)
             }
         }
-    }
-
-    /// The algorithm of a batch-invariant product.
-    fn one_for_all(&self, product: &mut PlannedProduct) -> DeviceResult<lt::cublasLtMatmulAlgo_t> {
-        if let Some(algorithm) = product.measured.get(&0) {
-            return Ok(*algorithm);
-        }
-        product.set_rows(&self.context, ANY_ROWS[0])?;
-        for algorithm in self.candidates(product)? {
-            let mut fits = true;
-            for rows in ANY_ROWS {
-                product.set_rows(&self.context, rows)?;
-                fits &= self.can_run(product, &algorithm);
-            }
-            if fits {
-                product.measured.insert(0, algorithm);
-                return Ok(algorithm);
-            }
-        }
-        let why = "no algorithm of cuBLASLt does this product for every number of rows: set device.batch_invariant = \
-                   false";
-        Err(DeviceError::Other(why.into()))
     }
 
     /// Measures the candidates for `m` rows, and for all smaller powers of two that have not been measured.
@@ -217,7 +191,7 @@ impl Matmuls {
     }
 
     /// Algorithms for the current number of rows, at least one. The heuristic puts the likely best first.
-    fn candidates(&self, product: &PlannedProduct) -> DeviceResult<Vec<lt::cublasLtMatmulAlgo_t>> {
+    pub(super) fn candidates(&self, product: &PlannedProduct) -> DeviceResult<Vec<lt::cublasLtMatmulAlgo_t>> {
         let preference = Preference::new(&self.context, self.batch_invariant)?;
         // SAFETY: the struct holds plain numbers, for which zero is valid.
         let mut results: [lt::cublasLtMatmulHeuristicResult_t; MAX_CANDIDATES] = unsafe { std::mem::zeroed() };
@@ -251,7 +225,7 @@ impl Matmuls {
     }
 
     /// Whether an algorithm supports the current number of rows with our workspace.
-    fn can_run(&self, product: &PlannedProduct, algorithm: &lt::cublasLtMatmulAlgo_t) -> bool {
+    pub(super) fn can_run(&self, product: &PlannedProduct, algorithm: &lt::cublasLtMatmulAlgo_t) -> bool {
         // SAFETY: as above.
         let mut result: lt::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
         // SAFETY: all descriptors exist, and the result is ours to write.
@@ -272,7 +246,7 @@ impl Matmuls {
 
     /// # Safety
     /// As [`Self::enqueue`], for the current number of rows.
-    unsafe fn launch(
+    pub(super) unsafe fn launch(
         &self,
         product: &PlannedProduct,
         operands: Operands,
@@ -356,10 +330,11 @@ impl PlannedProduct {
             num_rows: 1,
             measured: BTreeMap::new(),
             chosen: HashMap::new(),
+            invariant: InvariantAlgorithms::default(),
         })
     }
 
-    fn set_rows(&mut self, context: &Context, num_rows: usize) -> DeviceResult<()> {
+    pub(super) fn set_rows(&mut self, context: &Context, num_rows: usize) -> DeviceResult<()> {
         if self.num_rows != num_rows {
             self.x.set_cols(context, num_rows)?;
             self.out.set_cols(context, num_rows)?;
