@@ -7,10 +7,11 @@ use many_rows::ManyRows;
 use pagetide_actors::preflight;
 use pagetide_backend::cpu::Isa;
 use pagetide_backend::cuda::device::{
-    Copy, CopyMethod, Device, DeviceBuffer, DeviceInfo, DeviceResult, Matmul, ModuleSource, PinnedBuffer, Stream,
+    Copy, CopyMethod, Device, DeviceBuffer, DeviceInfo, DeviceResult, KernelOccupancy, Matmul, ModuleSource,
+    PinnedBuffer, Stream,
 };
 use pagetide_backend::cuda::driver::{self, DriverOptions, LibrarySummary, compiler};
-use pagetide_backend::{DType, cuda};
+use pagetide_backend::{DType, KvLayout, cuda};
 use pagetide_base::error::StartError;
 use pagetide_config::{Config, DeviceConfig, DeviceKind};
 use pagetide_model::files;
@@ -126,6 +127,19 @@ struct OpenGpu {
     /// Speeds of large copies.
     copies: CopySpeeds,
     small_copies: Option<SmallCopies>,
+    /// Of attention for heads of 128 in bfloat16, as most models have.
+    attention: Vec<Occupancy>,
+}
+
+/// How many thread blocks of a kernel run on a multiprocessor.
+#[derive(Serialize)]
+struct Occupancy {
+    kernel: String,
+    registers: u32,
+    shared_bytes: u32,
+    blocks_per_multiprocessor: u32,
+    /// As it follows from registers, threads and shared memory.
+    expected_blocks: u32,
 }
 
 /// How the small copies of a swap are made.
@@ -265,7 +279,23 @@ fn try_gpu(device: &Rc<dyn Device>) -> DeviceResult<OpenGpu> {
         batched_ms: measured_ms.map(|(batched, _)| batched),
         one_by_one_ms: measured_ms.map(|(_, one_by_one)| one_by_one),
     });
-    Ok(OpenGpu { free_bytes, total_bytes, copies: measure_copies(device)?, small_copies })
+    let (copies, attention) = (measure_copies(device)?, attention_occupancy(device)?);
+    Ok(OpenGpu { free_bytes, total_bytes, copies, small_copies, attention })
+}
+
+/// Loads attention's kernels as a Llama of 8 billion parameters has them.
+fn attention_occupancy(device: &Rc<dyn Device>) -> DeviceResult<Vec<Occupancy>> {
+    let (dtype, num_kv_heads) = (DType::BF16, 8);
+    let kv = KvLayout { num_layers: 32, num_kv_heads, head_dim: 128, block_size: 16, dtype: dtype.into() };
+    cuda::attention::load(device, dtype, 4 * num_kv_heads, kv)?;
+    let occupancy = |kernel: KernelOccupancy| Occupancy {
+        kernel: kernel.name,
+        registers: kernel.registers,
+        shared_bytes: kernel.shared_bytes,
+        blocks_per_multiprocessor: kernel.blocks_per_sm,
+        expected_blocks: kernel.expected_blocks,
+    };
+    Ok(device.kernels().into_iter().map(occupancy).collect())
 }
 
 fn measure_copies(device: &Rc<dyn Device>) -> DeviceResult<CopySpeeds> {
@@ -467,7 +497,7 @@ impl Display for Nvrtc {
 
 impl Display for OpenGpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { free_bytes, total_bytes, copies, small_copies } = self;
+        let Self { free_bytes, total_bytes, copies, small_copies, attention } = self;
         write!(
             f,
             "opens; {:.1} of {:.1} GiB free; copies: host to device {:.1} GB/s, device to host {:.1}, both at once \
@@ -485,6 +515,16 @@ impl Display for OpenGpu {
             if let (Some(batched), Some(one_by_one)) = (small.batched_ms, small.one_by_one_ms) {
                 write!(f, " (128 of 32 KiB: {batched:.2} ms with one call for many, {one_by_one:.2} ms one by one)")?;
             }
+        }
+        for kernel in attention {
+            let Occupancy { kernel, registers, shared_bytes, blocks_per_multiprocessor: blocks, expected_blocks } =
+                kernel;
+            write!(
+                f,
+                "\n          {kernel}: {blocks} of {expected_blocks} thread blocks on a multiprocessor ({registers} \
+                 registers, {:.1} KiB)",
+                f64::from(*shared_bytes) / 1024.0
+            )?;
         }
         Ok(())
     }

@@ -97,7 +97,10 @@ fn a_machine_with_everything() {
     assert!(report["gpu"]["copies"]["both_ways"].as_f64().unwrap() > 0.0);
     assert_eq!(report["gpu"]["small_copies"]["batched"], true);
     assert!(report["gpu"]["small_copies"]["one_by_one_ms"].as_f64().unwrap() > 1.0);
-    assert_eq!(report["kernel_cache"]["kernels"], 1, "the kernel that was tried is kept");
+    let decode = &report["gpu"]["attention"][1];
+    assert_eq!((&decode["kernel"], &decode["expected_blocks"]), (&"attention_decode".into(), &2.into()), "{report}");
+    assert_eq!(decode["blocks_per_multiprocessor"], 2, "{report}");
+    assert_eq!(report["kernel_cache"]["kernels"], 2, "the files that were tried are kept");
     let path = report["cublaslt"]["path"].as_str().unwrap();
     assert!(path.starts_with(folder.path().to_str().unwrap()), "{path}");
 }

@@ -69,6 +69,7 @@ impl Fake {
                 fake.hold(false);
                 fake.copy_times(0.01, 0.1);
                 fake.backwards_from(0);
+                fake.blocks(-1);
                 Some(fake)
             }
         }
@@ -147,6 +148,16 @@ impl Fake {
             }
         };
         assert_eq!(done, 0);
+    }
+
+    /// The carve-out that was set last, in percent.
+    pub fn carve_out(&self) -> i32 {
+        self.count(&self.cuda, "fake_carve_out", 0)
+    }
+
+    /// So many thread blocks of every kernel run on a multiprocessor; -1: as many as follow from its figures.
+    pub fn blocks(&self, blocks: i32) {
+        self.count(&self.cuda, "fake_blocks", blocks);
     }
 
     fn count(&self, library: &Library, function: &str, argument: c_int) -> i32 {

@@ -1,5 +1,5 @@
-// Device memory is the heap's. Every module has one kernel, `add`: it adds its parameters' second number to the place
-// that the first points to.
+// Device memory is the heap's. Every module has the kernel `add`: it adds its parameters' second number to the place that
+// the first points to. Attention's kernels can be loaded.
 #pragma once
 
 static CUdeviceptr device_allocate(size_t bytes) { return (CUdeviceptr)aligned_alloc(256, (bytes + 255) / 256 * 256); }
@@ -27,9 +27,14 @@ static void* module_load(const char* image) {
     return strncmp(image, "cubin", 5) == 0 ? &code : NULL;
 }
 
-static int kernel_param_bytes(const struct Kernel* kernel) { return strcmp(kernel->name, "add") == 0 ? 16 : -1; }
+static int kernel_param_bytes(const struct Kernel* kernel) {
+    return strcmp(kernel->name, "add") == 0 || strncmp(kernel->name, "attention_", 10) == 0 ? 16 : -1;
+}
 
 static CUresult kernel_launch(const struct KernelLaunch* launch) {
+    if (strcmp(launch->kernel.name, "add") != 0) {
+        return INVALID_VALUE;
+    }
     uint64_t to[2];
     memcpy(to, launch->params, sizeof to);
     *(uint64_t*)to[0] += to[1];

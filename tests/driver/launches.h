@@ -39,7 +39,32 @@ CUresult cuModuleGetFunction(struct Object** function, struct Object* module, co
 CUresult cuFuncSetAttribute(struct Object* function, int attribute, int value) {
     ENTER();
     expect(function, FUNCTIONS);
+    if (attribute == 9 && value >= 0 && value <= 100) {
+        function->carve_out = last_carve_out = value;
+        return 0;
+    }
     return attribute == 8 && value > 48 << 10 && value <= 227 << 10 ? 0 : INVALID_VALUE;
+}
+
+// A kernel has 128 threads with 128 registers each, and no static shared memory.
+CUresult cuFuncGetAttribute(int* value, int attribute, struct Object* function) {
+    ENTER();
+    expect(function, FUNCTIONS);
+    switch (attribute) {
+        case 0: case 4: *value = 128; return 0;
+        case 1: *value = 0; return 0;
+        default: return INVALID_VALUE;
+    }
+}
+
+// Four by the registers. Without a carve-out, shared memory has half of what there is.
+CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, struct Object* function, int threads, size_t shared) {
+    ENTER();
+    expect(function, FUNCTIONS);
+    const int percent = function->carve_out > 0 ? function->carve_out : 50;
+    const int by_shared = (228 << 10) * (long)percent / 100 / (shared + 1024);
+    *blocks = blocks_answer >= 0 ? blocks_answer : by_shared < 4 ? by_shared : 4;
+    return threads == 128 ? 0 : INVALID_VALUE;
 }
 
 CUresult cuFuncLoad(struct Object* function) {

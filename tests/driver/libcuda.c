@@ -37,6 +37,7 @@ struct Object {
     double time;      // of an event, in ms
     struct Operation* recorded;  // of a graph
     struct Kernel* kernel;       // of a function
+    int carve_out;               // of a function, in percent; 0: not set
     void* code;                  // of a module
 };
 
@@ -237,9 +238,14 @@ CUresult cuDeviceGetAttribute(int* value, int attribute, int device) {
         case 16: *value = 132; break;
         // A cache for two of the tests' weight matrices.
         case 38: *value = 200; break;
+        case 39: *value = 2048; break;
         case 75: *value = CAPABILITY_MAJOR; break;
         case 76: *value = 0; break;
+        case 81: *value = 228 << 10; break;
+        case 82: *value = 65536; break;
         case 97: *value = 227 << 10; break;
+        case 106: *value = 32; break;
+        case 111: *value = 1024; break;
         default: return INVALID_VALUE;
     }
     return device < DEVICES ? 0 : 101;
@@ -309,6 +315,13 @@ CUresult cuDevicePrimaryCtxReset_v2(int device) {
     }
     return device < DEVICES ? 0 : INVALID_VALUE;
 }
+
+// The carve-out of the kernel that was prepared last, and how many of its blocks run on a multiprocessor; -1: as follows
+// from it.
+static int last_carve_out, blocks_answer = -1;
+
+int fake_carve_out(void) { return last_carve_out; }
+int fake_blocks(int blocks) { return blocks_answer = blocks; }
 
 // How often the primary context was reset since the last time.
 int fake_resets(void) {

@@ -200,6 +200,28 @@ fn waiting_for_a_finished_event_makes_no_call() {
     assert_eq!(fake.calls(), ["cuStreamWaitEvent"]);
 }
 
+/// Decode attention with heads of 128 needs two blocks of 106 KiB on a multiprocessor.
+#[test]
+fn a_kernel_gets_the_shared_memory_that_its_blocks_need() {
+    let Some(fake) = Fake::lock() else { return };
+    let device = fake.find(false).unwrap().open().unwrap();
+    let module = device.load_modules(&[source()]).unwrap()[0];
+    for (shared_bytes, blocks, carve_out) in [(108_800, 2, 95), (50 << 10, 4, 90), (16 << 10, 4, 30)] {
+        device.kernel(module, "add", shared_bytes).unwrap();
+        let kernel = device.kernels().pop().unwrap();
+        assert_eq!((kernel.name.as_str(), kernel.threads, kernel.registers), ("add", 128, 128));
+        assert_eq!((kernel.blocks_per_sm, kernel.expected_blocks), (blocks, blocks), "{kernel}");
+        assert_eq!(fake.carve_out(), carve_out, "{kernel}");
+    }
+    fake.blocks(1);
+    device.kernel(module, "add", 50 << 10).expect("it works, if slowly");
+    let kernel = device.kernels().pop().unwrap();
+    assert!(kernel.to_string().contains("1 of 4 thread blocks"), "{kernel}");
+    fake.blocks(0);
+    let error = device.kernel(module, "add", 50 << 10).unwrap_err().to_string();
+    assert!(error.contains("no thread block of add") && error.contains("51200 bytes"), "{error}");
+}
+
 /// The fake's kernel: adds a number to the one in memory.
 fn add_params(to: DevicePtr, value: u64) -> Vec<u8> {
     [to.0.to_ne_bytes(), value.to_ne_bytes()].concat()

@@ -180,6 +180,25 @@ pub fn source(options: &CudaOptions, info: &DeviceInfo) -> ModuleSource {
     }
 }
 
+/// Loads the kernels for heads of this type and shape, whose occupancy [`Device::kernels`] tells then.
+pub fn load(device: &Rc<dyn Device>, dtype: DType, num_heads: usize, kv: KvLayout) -> DeviceResult<()> {
+    let options = CudaOptions {
+        dtype,
+        num_heads,
+        kv,
+        vocab_size: 0,
+        max_rows: 0,
+        max_seqs: 0,
+        max_logit_rows: 0,
+        graphs: false,
+        batch_invariant: false,
+        softcap: false,
+        experts: false,
+    };
+    let module = device.load_modules(&[source(&options, device.info())])?[0];
+    AttentionKernels::new(device, &options, module).map(drop)
+}
+
 /// The number of partitions for decodes over up to `longest` tokens. With one partition they have `blocks` thread
 /// blocks, and `wanted` thread blocks keep the device busy. The result is enough for that, at most twice as many, and
 /// no partition is too small. It is a power of two, so that few graphs are recorded.

@@ -140,6 +140,33 @@ pub struct Copy {
     pub bytes: usize,
 }
 
+/// How many thread blocks of a kernel run on a multiprocessor at the same time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelOccupancy {
+    pub name: String,
+    /// Threads of a block.
+    pub threads: u32,
+    /// Registers of a thread.
+    pub registers: u32,
+    /// Shared memory of a block, in bytes.
+    pub shared_bytes: u32,
+    /// As the driver says.
+    pub blocks_per_sm: u32,
+    /// As it follows from the other figures and the device's limits.
+    pub expected_blocks: u32,
+}
+
+impl fmt::Display for KernelOccupancy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, threads, registers, shared_bytes, blocks_per_sm, expected_blocks } = self;
+        write!(
+            f,
+            "{name} ({threads} threads, {registers} registers, {shared_bytes} bytes of shared memory): {blocks_per_sm} of \
+             {expected_blocks} thread blocks on a multiprocessor"
+        )
+    }
+}
+
 /// How a device makes the small copies of a list.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CopyMethod {
@@ -195,6 +222,10 @@ pub trait Device {
     fn load_modules(&self, sources: &[ModuleSource]) -> DeviceResult<Vec<ModuleId>>;
     /// The kernel `name` of a module. It may be launched with up to `shared_bytes` bytes of dynamic shared memory.
     fn kernel(&self, module: ModuleId, name: &str, shared_bytes: u32) -> DeviceResult<KernelId>;
+    /// The kernels so far, if the device knows their occupancy.
+    fn kernels(&self) -> Vec<KernelOccupancy> {
+        Vec::new()
+    }
     /// Launches on [`Stream::Compute`]. `params` is the kernel's parameter struct.
     /// # Safety
     /// `params` is the struct that the kernel expects, and its addresses stay valid until the kernel is done.

@@ -4,7 +4,8 @@
 //!   program needs nothing of CUDA.
 //! - `context`: a context with its streams and the meaning of its errors; `events`: points of a stream.
 //! - `copies`: lists of copies; `timer`: a clock of the device.
-//! - `compiler`: kernels, and the cache of compiled kernels; `recording`: graphs.
+//! - `compiler`: kernels, and the cache of compiled kernels; `recording`: graphs; `occupancy`: thread
+//!   blocks on a multiprocessor.
 //! - `matmul`: products; `cold_weights`: how long they take; `invariance`: those whose rows do not depend on each other;
 //!   `descriptors`: cuBLASLt's descriptors; `scratch`: memory for a measurement.
 //! - `gpu`: the device itself.
@@ -22,6 +23,7 @@ mod gpu;
 mod invariance;
 mod libraries;
 mod matmul;
+mod occupancy;
 mod recording;
 mod scratch;
 mod timer;

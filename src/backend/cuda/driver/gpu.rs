@@ -2,13 +2,14 @@
 
 use super::super::device::{
     Copy, CopyMethod, Device, DeviceError, DeviceEvent, DeviceInfo, DevicePtr, DeviceResult, GraphId, Grid, KernelId,
-    Matmul, ModuleId, ModuleSource, PinnedMemory, Stream,
+    KernelOccupancy, Matmul, ModuleId, ModuleSource, PinnedMemory, Stream,
 };
 use super::compiler::{KernelCache, architecture};
 use super::context::Context;
 use super::copies::{CopyBatches, CopyCalls};
 use super::events::{EventCalls, EventLog};
 use super::matmul::Matmuls;
+use super::occupancy::{self, SmLimits};
 use super::recording;
 use cudarc::driver::sys::{self, CUresult};
 use std::cell::{Cell, RefCell};
@@ -31,6 +32,7 @@ pub struct CudaDeviceOptions {
 /// A GPU.
 pub struct CudaDevice {
     info: DeviceInfo,
+    limits: SmLimits,
     kernel_cache: KernelCache,
     events: RefCell<EventLog<sys::CUevent>>,
     modules: RefCell<Vec<sys::CUmodule>>,
@@ -44,7 +46,7 @@ pub struct CudaDevice {
 }
 
 struct LoadedKernel {
-    name: String,
+    occupancy: KernelOccupancy,
     function: sys::CUfunction,
     params_bytes: usize,
 }
@@ -73,6 +75,7 @@ impl CudaDevice {
         let l2_bytes = l2_bytes.max(0) as usize;
         let device = Self {
             info,
+            limits: SmLimits::of(&context, device)?,
             kernel_cache: KernelCache::new(options.kernel_cache.clone()),
             events: RefCell::new(EventLog::new()),
             modules: RefCell::default(),
@@ -257,13 +260,7 @@ impl Device for CudaDevice {
         // SAFETY: the module is loaded, and `function` is ours to write.
         let found = unsafe { sys::cuModuleGetFunction(&mut function, module, symbol.as_ptr()) };
         self.context.check(found, &call("cuModuleGetFunction"))?;
-        // Without this a kernel has only the 48 KiB that all architectures offer.
-        if shared_bytes > 48 << 10 {
-            let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            // SAFETY: the function belongs to the loaded module.
-            let set = unsafe { sys::cuFuncSetAttribute(function, attribute, shared_bytes as i32) };
-            self.context.check(set, &call(&format!("{shared_bytes} bytes of shared memory: cuFuncSetAttribute")))?;
-        }
+        let occupancy = occupancy::prepare(&self.context, &self.limits, function, name, shared_bytes)?;
         // Loaded now and not at the first launch, which may be part of a recording.
         // SAFETY: the function belongs to the loaded module.
         self.context.check(unsafe { sys::cuFuncLoad(function) }, &call("cuFuncLoad"))?;
@@ -272,14 +269,18 @@ impl Device for CudaDevice {
         let read = unsafe { sys::cuFuncGetParamInfo(function, 0, &mut offset, &mut params_bytes) };
         self.context.check(read, &call("cuFuncGetParamInfo"))?;
         let mut kernels = self.kernels.borrow_mut();
-        kernels.push(LoadedKernel { name: name.into(), function, params_bytes });
+        kernels.push(LoadedKernel { occupancy, function, params_bytes });
         Ok(KernelId(kernels.len() - 1))
+    }
+
+    fn kernels(&self) -> Vec<KernelOccupancy> {
+        self.kernels.borrow().iter().map(|kernel| kernel.occupancy.clone()).collect()
     }
 
     unsafe fn launch(&self, kernel: KernelId, grid: Grid, params: &[u8]) -> DeviceResult<()> {
         self.context.enter()?;
         let kernels = self.kernels.borrow();
-        let LoadedKernel { name, function, params_bytes } = &kernels[kernel.0];
+        let LoadedKernel { occupancy: KernelOccupancy { name, .. }, function, params_bytes } = &kernels[kernel.0];
         assert!(
             params.len() == *params_bytes && params.len() <= MAX_PARAMS_BYTES,
             "{name} takes {params_bytes} bytes of parameters, not {}",
