@@ -46,6 +46,7 @@ fn options(dtype: DType, head_dim: usize, group: usize, block_size: usize) -> Cu
         vocab_size: 32_000,
         max_rows: 2048,
         max_seqs: 256,
+        max_model_len: 4096,
         max_logit_rows: 256,
         graphs: true,
         batch_invariant: false,

@@ -9,8 +9,8 @@
 //!   `graphs`: recorded launches.
 //!
 //! All work is enqueued: a step's operations return before they are done, and the host waits only in `finish_step`.
-//! Decode steps are recorded as CUDA graphs and replayed. Graphs are recorded for a few batch sizes, the buckets. A
-//! smaller batch uses the graph of the next larger bucket, in which the extra rows have no work.
+//! Decode steps are recorded as CUDA graphs, at the start, and replayed. Graphs are recorded for a few batch sizes, the
+//! buckets. A smaller batch uses the graph of the next larger bucket, in which the extra rows have no work.
 
 pub mod attention;
 pub mod batch;
@@ -44,7 +44,7 @@ use device::{
     PinnedBuffer, Stream,
 };
 use experts::{CudaExpertsWorkspace, ExpertKernels, ExpertsCall};
-use graphs::{GraphKey, Graphs, bucket};
+use graphs::{GraphKey, Graphs, bucket, buckets};
 use hidden::HiddenRows;
 use kv_pools::CudaKvPools;
 pub use options::{CudaOptions, check_layout};
@@ -107,6 +107,8 @@ pub struct CudaBackend {
     /// The end of each step that was ended but not finished.
     ended: VecDeque<DeviceEvent>,
     graphs: Graphs,
+    /// Steps are recorded and not done.
+    only_records: bool,
     hidden: HiddenRows,
     /// `[max_logit_rows, vocab_size]` float32.
     logits: DeviceBuffer,
@@ -147,7 +149,7 @@ fn has_started(result: DeviceResult<()>) -> bool {
 
 impl CudaBackend {
     pub fn new(device: Rc<dyn Device>, options: CudaOptions) -> Result<Self, StartError> {
-        let CudaOptions { vocab_size, max_rows, max_seqs, max_logit_rows, kv, .. } = options;
+        let CudaOptions { vocab_size, max_rows, max_seqs, max_model_len, max_logit_rows, kv, .. } = options;
         check_layout(&kv)?;
         let modules = device.load_modules(&module_sources(&options, device.info()))?;
         let transfers = Rc::new(TransferKernels::new(&device, modules[3])?);
@@ -159,12 +161,13 @@ impl CudaBackend {
             quantized: QuantizedModules::new(&device, options.dtype),
             uploader: RefCell::new(Uploader::new(&device)?),
             kv: None,
-            // Block tables need more; the input grows for these.
-            input: BatchInput::new(&device, 8 * max_rows + 8 * max_seqs)?,
+            // A table may have a block for tokens to come.
+            input: BatchInput::new(&device, 8 * max_rows + max_seqs * (8 + max_model_len.div_ceil(kv.block_size) + 1))?,
             copies: CopyList::new(&device)?,
             step: EnqueuedStep::default(),
             ended: VecDeque::new(),
             graphs: Graphs::new(&device),
+            only_records: false,
             hidden: HiddenRows::new(&device, &transfers),
             transfers,
             logits: DeviceBuffer::new(&device, max_logit_rows * vocab_size * 4)?,
@@ -173,6 +176,25 @@ impl CudaBackend {
             device,
             options,
         })
+    }
+
+    /// The kinds of decode steps that are replayed, each as `(sequences, tokens of each)` of a step of this kind. Empty if
+    /// no steps are.
+    pub fn decode_kinds(&self) -> Vec<(usize, usize)> {
+        let CudaOptions { graphs, max_seqs, max_logit_rows, max_model_len, .. } = self.options;
+        let sizes = if graphs { buckets(max_seqs.min(max_logit_rows)) } else { Vec::new() };
+        let kinds = sizes.into_iter().flat_map(|num_seqs| {
+            self.attention.decode_lengths(num_seqs, max_model_len).into_iter().map(move |len| (num_seqs, len))
+        });
+        kinds.collect()
+    }
+
+    /// Records the decode step that `step` enqueues, without doing it. The pools are allocated, and steps of the largest
+    /// size have been done. The batch's block tables may be missing.
+    pub fn record(&mut self, step: impl FnOnce(&mut Self)) {
+        self.only_records = true;
+        step(self);
+        self.only_records = false;
     }
 
     /// The memory of the device pool.
@@ -353,6 +375,17 @@ impl Backend for CudaBackend {
     }
 
     fn begin(&mut self, batch: &Batch) {
+        if self.only_records {
+            let attention = self.attention.plan(batch);
+            let key = self.graph_key(batch, &attention).expect("it is of a kind that is replayed");
+            self.step = EnqueuedStep {
+                num_rows: key.num_rows,
+                num_logit_rows: batch.logit_rows.len(),
+                attention,
+                graph: Some(key),
+            };
+            return;
+        }
         must(self.kv().begin_step(batch));
         let attention = self.attention.plan(batch);
         let graph = self.graph_key(batch, &attention);
@@ -371,7 +404,11 @@ impl Backend for CudaBackend {
     fn replay(&mut self, body: &mut dyn FnMut(&mut Self)) {
         let Some(key) = self.step.graph else { return body(self) };
         let mut graphs = std::mem::replace(&mut self.graphs, Graphs::new(&self.device));
-        must(graphs.step(key, || body(self)));
+        if self.only_records {
+            must(graphs.record(key, || body(self)));
+        } else {
+            must(graphs.step(key, || body(self)));
+        }
         self.graphs = graphs;
         // Set here because a replay does not run the body.
         self.num_logit_rows = self.step.num_logit_rows;

@@ -102,6 +102,11 @@ impl<B: Backend> ModelRunner<B> {
         })
     }
 
+    /// The backend and the model, for what no plan says.
+    pub(crate) fn parts(&mut self) -> (&mut B, &mut Decoder<B>) {
+        (&mut self.backend, &mut self.decoder)
+    }
+
     fn copy(&mut self, plan: &StepPlan) {
         let [out, back] = &mut self.copying;
         if !plan.swap_out.is_empty() {

@@ -91,6 +91,7 @@ pub struct EmulatedDevice {
     pub num_copies: [Cell<u64>; Stream::ALL.len()],
     pub num_launches: Cell<u64>,
     pub num_graph_launches: Cell<u64>,
+    pub num_recordings: Cell<u64>,
 }
 
 impl EmulatedDevice {
@@ -126,6 +127,7 @@ impl EmulatedDevice {
             num_copies: Default::default(),
             num_launches: Cell::default(),
             num_graph_launches: Cell::default(),
+            num_recordings: Cell::default(),
         }
     }
 
@@ -504,6 +506,7 @@ impl Device for EmulatedDevice {
     }
 
     fn end_capture(&self) -> DeviceResult<GraphId> {
+        self.num_recordings.set(self.num_recordings.get() + 1);
         let recorded = self.capturing.borrow_mut().take().expect("a recording has begun");
         self.graphs.borrow_mut().push(recorded);
         Ok(GraphId(self.graphs.borrow().len() - 1))

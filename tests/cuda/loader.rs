@@ -74,6 +74,61 @@ fn token(runner: &mut impl StepRunner) -> u32 {
     runner.finish().seqs[0].sampled[0].token
 }
 
+/// Decode steps of these sequences, of so many tokens each.
+fn decode(runner: &mut impl StepRunner, num_seqs: u32, len: usize, block_size: usize) {
+    let planned = |seq: u32| PlannedSeq {
+        hidden_rows: 0..0,
+        seq: SeqId(u64::from(seq)),
+        num_computed: len - 1,
+        tokens: [3].into_iter().collect(),
+        pending: false,
+        table: Arc::new((0..len.div_ceil(block_size) as u32).map(|block| BlockId(4 * block + seq)).collect()),
+        sample: Some(SamplePlan {
+            next: None,
+            params: Arc::new(SamplingParams { temperature: 0.0, ..SamplingParams::default() }),
+            position: 0,
+            history: None,
+            mu: 0.0,
+            first_sample: 0,
+            num_samples: 1,
+        }),
+        prompt_logprobs: None,
+    };
+    runner.submit(&StepPlan { batch: (0..num_seqs).map(planned).collect(), ..StepPlan::default() });
+    runner.finish();
+}
+
+/// Every kind of decode step is recorded when the model is loaded, and none while requests run, whatever their number
+/// and length. A new pool has new recordings.
+#[test]
+fn decode_steps_are_recorded_at_the_start() {
+    for (dtype, invariant) in
+        [(DtypeChoice::Bfloat16, false), (DtypeChoice::Bfloat16, true), (DtypeChoice::Float32, false)]
+    {
+        let change = |config: &mut Config| {
+            (config.model.dtype, config.device.batch_invariant) = (dtype, invariant);
+            config.cache.block_size = 4;
+            config.model.max_model_len = Some(600);
+            config.cache.num_device_blocks = Some(700);
+        };
+        let (mut runner, loaded, opened) = load(64 << 20, change).unwrap();
+        let device = opened.borrow()[0].clone();
+        let counts = || (device.num_recordings.get(), device.num_graph_launches.get());
+        let (recorded, replayed) = counts();
+        assert!(recorded >= 3 && replayed == 0, "1, 2 and 4 sequences: {recorded}");
+        let lengths = [1, 5, 255, 256, 257, 300, 511, 512, 513, loaded.max_model_len];
+        let lengths: Vec<usize> = lengths.into_iter().filter(|len| *len <= loaded.max_model_len).collect();
+        for len in &lengths {
+            (1..=4).for_each(|num_seqs| decode(&mut runner, num_seqs, *len, 4));
+        }
+        assert_eq!(counts(), (recorded, 4 * lengths.len() as u64), "{dtype}, {invariant}");
+        runner.reset().unwrap();
+        assert_eq!(device.num_recordings.get(), 2 * recorded);
+        decode(&mut runner, 3, 7, 4);
+        assert_eq!(counts(), (2 * recorded, 4 * lengths.len() as u64 + 1));
+    }
+}
+
 /// A prompt of which the tokens from the fourth on are judged.
 fn judged() -> StepPlan {
     let prompt: Vec<u32> = (3..15).collect();

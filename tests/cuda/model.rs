@@ -27,6 +27,7 @@ pub fn cuda_model(
         vocab_size: spec.vocab_size,
         max_rows,
         max_seqs: 64,
+        max_model_len,
         max_logit_rows,
         graphs: true,
         batch_invariant: false,

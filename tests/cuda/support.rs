@@ -209,6 +209,7 @@ pub fn options(dtype: DType, num_heads: usize, kv: KvLayout) -> CudaOptions {
         vocab_size: 64,
         max_rows: 64,
         max_seqs: 16,
+        max_model_len: 4096,
         max_logit_rows: 8,
         graphs: false,
         batch_invariant: false,

@@ -189,6 +189,7 @@ pub fn load(device: &Rc<dyn Device>, dtype: DType, num_heads: usize, kv: KvLayou
         vocab_size: 0,
         max_rows: 0,
         max_seqs: 0,
+        max_model_len: 0,
         max_logit_rows: 0,
         graphs: false,
         batch_invariant: false,
@@ -256,6 +257,18 @@ impl AttentionKernels {
         partitions(bucket(num_seqs, usize::MAX) * self.decode_blocks(), self.wanted_decode_blocks(), longest)
     }
 
+    /// Lengths of sequences, one for each kind of launch that decode steps of `num_seqs` sequences have.
+    pub fn decode_lengths(&self, num_seqs: usize, max_len: usize) -> Vec<usize> {
+        if !self.decodes_apart() {
+            return vec![1];
+        }
+        // The number of partitions grows where a length exceeds a power of two of partitions.
+        let doubled = (0..).map(|i| (MIN_PARTITION << i) + 1).take_while(|len| *len < max_len);
+        let mut lengths: Vec<usize> = std::iter::once(1).chain(doubled).chain([max_len]).collect();
+        lengths.dedup_by_key(|len| self.partitions(num_seqs, *len));
+        lengths
+    }
+
     /// Tokens of a tile of the prefill kernel.
     fn tile_tokens(&self) -> usize {
         match &self.kernels {
@@ -264,11 +277,16 @@ impl AttentionKernels {
         }
     }
 
+    /// Whether sequences with one row go to the decode kernel.
+    fn decodes_apart(&self) -> bool {
+        matches!(self.kernels, Kernels::Tiled { .. }) && !self.batch_invariant
+    }
+
     /// Chooses the kernel of each sequence. Sequences with one row go to the decode kernel, except with
     /// `batch_invariant`: then rows must be computed the same way however they are batched.
     pub fn plan(&self, batch: &Batch) -> AttentionPlan {
         let mut work = BatchWork::default();
-        let decodes_apart = matches!(self.kernels, Kernels::Tiled { .. }) && !self.batch_invariant;
+        let decodes_apart = self.decodes_apart();
         let mut longest = 0;
         for (place, seq) in batch.seqs.iter().enumerate() {
             if seq.num_rows == 1 && decodes_apart {

@@ -25,7 +25,7 @@ pub struct BatchWork {
 }
 
 /// The device's copy of a step's input, and the pinned memory that it is copied from. The device's address changes only
-/// if a batch is larger than all before it.
+/// if a batch has more words than were expected.
 pub struct BatchInput {
     device: Rc<dyn Device>,
     on_device: DeviceBuffer,

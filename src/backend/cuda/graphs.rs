@@ -1,4 +1,4 @@
-//! Decode steps as CUDA graphs: recorded once for each kind of step, then replayed with one call.
+//! Decode steps as CUDA graphs: recorded once for each kind of step, at the start, and replayed with one call.
 
 use super::device::{Device, DeviceResult, GraphId};
 use std::collections::HashMap;
@@ -16,8 +16,8 @@ pub struct GraphKey {
 /// The state of a kind of step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GraphRecording {
-    /// It has run once. Everything that is loaded at first use is loaded now, because nothing may be loaded during a
-    /// recording.
+    /// It was not recorded at the start, and has run once. Everything that is loaded at first use is loaded now, because
+    /// nothing may be loaded during a recording.
     Warm,
     Ready(GraphId),
 }
@@ -55,11 +55,31 @@ impl Graphs {
         unsafe { self.device.launch_graph(graph) }
     }
 
+    /// Records a step of this kind, which `run` enqueues, without doing it. Everything that it loads or allocates at first
+    /// use must be there.
+    pub fn record(&mut self, key: GraphKey, run: impl FnOnce()) -> DeviceResult<()> {
+        if matches!(self.recordings.get(&key), Some(GraphRecording::Ready(_))) {
+            return Ok(());
+        }
+        self.device.begin_capture()?;
+        run();
+        let graph = self.device.end_capture()?;
+        self.recordings.insert(key, GraphRecording::Ready(graph));
+        Ok(())
+    }
+
     /// Forgets all recordings, because an address in them is no longer valid.
     pub fn clear(&mut self) {
         self.device.clear_graphs();
         self.recordings.clear();
     }
+}
+
+/// The sizes that [`bucket`] gives for up to `max_rows` rows.
+pub fn buckets(max_rows: usize) -> Vec<usize> {
+    let mut sizes: Vec<usize> = (1..=max_rows).map(|rows| bucket(rows, max_rows)).collect();
+    sizes.dedup();
+    sizes
 }
 
 /// The number of rows that a graph is recorded for: one of a few sizes, not much larger than needed.
@@ -75,7 +95,7 @@ pub fn bucket(num_rows: usize, max_rows: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::bucket;
+    use super::{bucket, buckets};
 
     #[test]
     fn buckets_hold_their_rows_and_waste_little() {
@@ -84,7 +104,7 @@ mod tests {
             assert!(bucket >= rows && bucket <= 1000, "{rows} rows in a bucket of {bucket}");
             assert!(bucket < 2 * rows, "{rows} rows in a bucket of {bucket}");
         }
-        let distinct: std::collections::BTreeSet<_> = (1..=256).map(|rows| bucket(rows, 256)).collect();
-        assert_eq!(distinct.len(), 4 + 7 + 12);
+        assert_eq!(buckets(256).len(), 4 + 7 + 12);
+        assert_eq!(buckets(6), [1, 2, 4, 6]);
     }
 }

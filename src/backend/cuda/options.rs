@@ -14,6 +14,8 @@ pub struct CudaOptions {
     /// The most rows and sequences of a step.
     pub max_rows: usize,
     pub max_seqs: usize,
+    /// The most tokens of a sequence. Block tables have room for so many.
+    pub max_model_len: usize,
     /// The most rows of logits at a time.
     pub max_logit_rows: usize,
     /// Whether decode steps are recorded and replayed.

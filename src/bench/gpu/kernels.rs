@@ -78,6 +78,7 @@ impl KernelBench {
             vocab_size: 64,
             max_rows,
             max_seqs: max_rows,
+            max_model_len: 4096,
             max_logit_rows: 8,
             graphs: false,
             batch_invariant: false,

@@ -17,6 +17,7 @@ use pagetide_base::sampling::params::SamplingParams;
 use pagetide_base::sampling::sampler::Draw;
 use pagetide_engine::plan::{CopyReport, StepOutput, StepPlan};
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 /// Maximum number of rows of logits in device memory at once.
 const MAX_LOGIT_ROWS: usize = 256;
@@ -67,7 +68,8 @@ pub fn load_on_gpu(
     let pools = pool_sizes(options, layout, max_model_len, 0, || Ok((budget.saturating_sub(used), share_of)))?;
     let weights = decoder.tally().on_gpu(dtype);
     let weights_bytes = plain_bytes.saturating_sub(weights.weights() * dtype.size_bytes() as u64) + weights.bytes();
-    let runner = make_runner(backend, decoder, pools)?;
+    let mut runner = make_runner(backend, decoder, pools)?;
+    record_graphs(&mut runner);
 
     let loaded = LoadedModel {
         device: format!("cuda ({})", device.info().name),
@@ -131,6 +133,7 @@ impl GpuLoading {
             vocab_size: spec.vocab_size,
             max_rows: self.max_rows(),
             max_seqs: self.max_seqs(),
+            max_model_len: max_model_len(options, spec),
             max_logit_rows,
             graphs: options.cuda_graphs,
             batch_invariant: options.driver.batch_invariant,
@@ -192,6 +195,34 @@ fn run_at_its_largest(
         backend.finish_step();
     }
     backend.allocate_kv(layout, 0, 0)
+}
+
+/// Records every kind of decode step, so that none is recorded while clients wait. A recording takes some milliseconds.
+fn record_graphs(runner: &mut ModelRunner<CudaBackend>) {
+    let (backend, decoder) = runner.parts();
+    let kinds = backend.decode_kinds();
+    let (started, mut told) = (Instant::now(), Instant::now());
+    for (index, (num_seqs, len)) in kinds.iter().enumerate() {
+        if told.elapsed() >= Duration::from_secs(1) {
+            tracing::info!("recording decode steps: {index} of {}", kinds.len());
+            told = Instant::now();
+        }
+        let seq = |row| BatchSeq { first_row: row, num_rows: 1, num_computed: len - 1, first_block: 0, num_blocks: 0 };
+        let batch = Batch {
+            tokens: vec![0; *num_seqs],
+            token_sources: vec![NO_SOURCE; *num_seqs],
+            positions: vec![*len as u32 - 1; *num_seqs],
+            slots: vec![0; *num_seqs],
+            seqs: (0..*num_seqs).map(seq).collect(),
+            logit_rows: (0..*num_seqs as u32).collect(),
+            ..Batch::default()
+        };
+        backend.record(|backend| decoder.repeat(backend, &batch, 1));
+    }
+    if !kinds.is_empty() {
+        let seconds = started.elapsed().as_secs_f64();
+        tracing::info!("recorded {} kinds of decode steps as CUDA graphs in {seconds:.1} s", kinds.len());
+    }
 }
 
 /// A batch of sequences `(num_computed, num_rows)` that share the blocks of a small pool. Each row has a slot of its own
@@ -268,6 +299,7 @@ impl StepRunner for GpuRunner {
         if let Some(runner) = &mut self.runner
             && runner.reset().is_ok()
         {
+            record_graphs(runner);
             return Ok(());
         }
         // Everything is released before the device is opened again.
@@ -275,7 +307,7 @@ impl StepRunner for GpuRunner {
         tracing::warn!("the GPU has lost its memory: loading the model again");
         let device = (self.loading.open)()?;
         let (backend, decoder) = self.loading.model(&device, &mut |_, _| Ok(()))?;
-        self.runner = Some(make_runner(backend, decoder, self.pools)?);
+        record_graphs(self.runner.insert(make_runner(backend, decoder, self.pools)?));
         Ok(())
     }
 }

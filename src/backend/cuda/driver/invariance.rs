@@ -6,7 +6,7 @@
 //! pieces of sizes that have them.
 
 use super::super::device::{DeviceError, DevicePtr, DeviceResult, Matmul};
-use super::super::graphs::bucket;
+use super::super::graphs::buckets;
 use super::matmul::{Matmuls, Operands, PlannedProduct};
 use super::scratch::{self, PinnedScratch, ScratchMemory};
 use crate::DType;
@@ -106,7 +106,7 @@ impl Matmuls {
                 scratch::copy(context, x.ptr() + first * row_bytes, x.ptr(), bytes)?;
             }
         }
-        let rows_tried: BTreeSet<usize> = (1..=m).map(|rows| bucket(rows, m)).collect();
+        let rows_tried = buckets(m);
         let rows_tried: Vec<usize> =
             rows_tried.into_iter().filter(|rows| !product.invariant.tried.contains(rows)).collect();
         let operands = [x.ptr(), operands[1], operands[2], operands[3]];
