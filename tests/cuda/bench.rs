@@ -16,6 +16,7 @@ fn every_figure_is_measured() {
         heads: (2, 1, 16),
         decodes: vec![(3, 40), (1, 70)],
         prefill: 40,
+        on_prefixes: vec![(60, 5)],
         copy_bytes: 1 << 20,
         block_sizes: vec![16, 8],
         model: Some(MODEL),
@@ -31,7 +32,14 @@ fn every_figure_is_measured() {
     assert!(figures.iter().all(|figure| figure.value.is_finite()), "{figures:#?}");
     let has = |part: &str| figures.iter().filter(|figure| figure.measure.contains(part)).count();
     assert_eq!(has("copy"), 3);
-    for (part, times) in [("decode attention", 4), ("prefill attention", 2), ("swap ", 6), ("prefill of", 2)] {
+    for (part, times) in [
+        ("decode attention", 4),
+        ("prefill attention", 2),
+        ("swap ", 6),
+        ("prefill of", 2),
+        ("on a prefix of 60", 2),
+        ("p99 of steps", 4),
+    ] {
         assert_eq!(has(part), times, "{part}: {figures:#?}");
     }
     for part in ["decode, batch 1, context 20", "decode, batch 3", "simple loop", "outside", "while swapping"] {

@@ -1,7 +1,7 @@
 //! The copies of a step between the host's memory and the device's.
 
 use crate::support::*;
-use pagetide::backend::cuda::device::{Copy, Device, PinnedBuffer};
+use pagetide::backend::cuda::device::{Copy, Device, DeviceError, DevicePtr, PinnedBuffer};
 use pagetide::backend::cuda::transfers::{TransferKernels, source};
 use std::rc::Rc;
 
@@ -63,4 +63,25 @@ fn broken_kernels_are_noticed() {
     ] {
         breaks("transfers.cu", from, to, check);
     }
+}
+
+/// On a GPU, where an access to an address of nobody ends the context: the error is named, and the device can be opened
+/// again in the same process. The emulation has no such addresses.
+#[test]
+fn an_illegal_access_is_named_and_another_device_can_be_opened() {
+    if !on_gpu() {
+        println!("skipped: not on a GPU");
+        return;
+    }
+    let lost = device(0);
+    let transfers = TransferKernels::new(&lost, lost.load_modules(&[source()]).unwrap()[0]).unwrap();
+    let target = upload_bytes(&lost, &[0; 16]);
+    let illegal = Copy { to: target.ptr(), from: DevicePtr(1 << 20), bytes: 16 };
+    // SAFETY: the kernel reads an address that belongs to nobody, which the device refuses.
+    let error = unsafe { transfers.copy(illegal) }.and_then(|()| lost.synchronize()).unwrap_err();
+    assert!(matches!(error, DeviceError::Lost(_)), "{error}");
+    drop((target, transfers, lost));
+    let device = device(0);
+    let again = upload_bytes(&device, &[7; 16]);
+    assert_eq!(download_bytes(&device, &again), [7; 16]);
 }

@@ -15,6 +15,8 @@ pub struct Sizes {
     pub decodes: Vec<(usize, usize)>,
     /// Tokens of a prompt.
     pub prefill: usize,
+    /// Prompts on prefixes that are in the cache: tokens of the prefix, and of the prompt.
+    pub on_prefixes: Vec<(usize, usize)>,
     pub copy_bytes: usize,
     pub block_sizes: Vec<usize>,
     /// `config.json` of the model of the whole steps; none are measured without.
@@ -33,14 +35,27 @@ impl Sizes {
     pub fn full() -> Self {
         Self {
             heads: (32, 8, 128),
-            decodes: vec![(64, 4096), (1, 32768)],
+            // The most telling first. Layers have 137 GB of KV at 256 x 32768.
+            decodes: vec![
+                (1, 32768),
+                (32, 4096),
+                (256, 1024),
+                (64, 4096),
+                (1, 1024),
+                (1, 8192),
+                (32, 1024),
+                (32, 8192),
+                (32, 32768),
+                (256, 8192),
+            ],
             prefill: 8192,
+            on_prefixes: vec![(32_768, 32), (32_768, 512), (8192, 32)],
             copy_bytes: 1 << 30,
             block_sizes: vec![16],
             model: Some(LLAMA_8B),
             batches: vec![1, 64, 256],
             context: 512,
-            num_steps: 40,
+            num_steps: 100,
             rounds: 5,
             runs: 20,
         }

@@ -184,7 +184,8 @@ pub(super) fn attention(
     let (num_heads, num_kv_heads, head_dim) = sizes.heads;
     let layout = KvLayout { num_layers: NUM_LAYERS, num_kv_heads, head_dim, block_size, dtype: DTYPE.into() };
     let blocks = |(batch, tokens): (usize, usize)| batch * tokens.div_ceil(block_size);
-    let works = sizes.decodes.iter().copied().chain([(1, sizes.prefill)]);
+    let on_prefixes = sizes.on_prefixes.iter().map(|(prefix, rows)| (1, prefix + rows));
+    let works = sizes.decodes.iter().copied().chain([(1, sizes.prefill)]).chain(on_prefixes);
     let num_blocks = works.map(blocks).max().unwrap_or(1);
     let max_rows = sizes.decodes.iter().map(|decode| decode.0).max().unwrap_or(1).max(sizes.prefill);
     let mut bench = KernelBench::new(device, sizes, layout, max_rows, (num_blocks, 0))?;
@@ -197,6 +198,17 @@ pub(super) fn attention(
             Figure::new(format!("decode attention, {batch} x {tokens}"), bytes as f64 / time / GB, "GB/s")
                 .of_block_size(block_size)
                 .out_of(bandwidths.device / GB, Some(goal)),
+        );
+    }
+    for (prefix, rows) in &sizes.on_prefixes {
+        let time = bench.attention(sizes, &[(*prefix, *rows)])?;
+        let bytes = (2 * (prefix + rows) * num_kv_heads * head_dim * DTYPE.size_bytes()) as f64;
+        // At the least, the prefix is read once.
+        let floor = bytes / bandwidths.device * 1e6;
+        report(
+            Figure::new(format!("attention of {rows} tokens on a prefix of {prefix}"), time * 1e6, "us")
+                .of_block_size(block_size)
+                .with_goal(Goal::AtMost(2.0 * floor)),
         );
     }
     let time = bench.attention(sizes, &[(0, sizes.prefill)])?;
