@@ -1,78 +1,148 @@
 #!/usr/bin/env bash
-# Runs everything about the CUDA backend that needs a GPU, in less than nine minutes, and prints one table of checks and
-# one of measurements.
+# Checks and measures the CUDA backend on a GPU machine. Two calls of at most ten minutes each: the first has what tells
+# the most, the second the rest. What is found survives a cut at any second: each result is appended to results.tsv,
+# table.md is written again every few seconds, and with each result all logs go into results.tar.gz.
 #
-#     scripts/gpu-check.sh pack     on the build machine: makes target/gpu-check/, which can be copied to a GPU machine
-#                                   together with the checkout
-#     scripts/gpu-check.sh          on the GPU machine: uses target/gpu-check/, or builds if that is missing
-#     scripts/gpu-check.sh dry      anywhere: the part that needs no GPU, on the emulation and the CPU
+#     scripts/gpu-check.sh pack     on the build machine: makes target/gpu-check/, at most 64 MiB, which is copied to the
+#                                   GPU machine together with the checkout
+#     scripts/gpu-check.sh          on the GPU machine: the first call. It needs what `pack` made, bash and coreutils.
+#     scripts/gpu-check.sh more     the second call: peers (with torch), pressure (with Python), block sizes, HTTP load
+#     scripts/gpu-check.sh dry      both calls without a GPU, on the emulation and the CPU, with the programs of `cargo
+#                                   build` and `cargo test`
 #
-# Results go to the folder $OUT (default target/gpu-check-results): a log of each check, figures as JSON, table.md.
+# $OUT is the folder of the results (default target/gpu-check-results), $GPU_CHECK_SECONDS the limit of a call (600).
 set -uo pipefail
 cd "$(dirname "$0")/.."
 packed=target/gpu-check
+max_packed_bytes=$((64 << 20))
+
+# The test program `cuda` of a cargo profile.
+test_program() {
+    cargo test --locked "$@" --test cuda --no-run --message-format=json 2>/dev/null |
+        sed -n 's/.*"name":"cuda".*"executable":"\([^"]*\)".*/\1/p' | tail -n 1
+}
 
 pack() {
     set -e
-    cargo build --profile dist --bin pagetide
+    cargo build --locked --profile dist --bin pagetide
     local tests
-    tests=$(cargo test --profile dist --test cuda --no-run --message-format=json 2>/dev/null |
-        sed -n 's/.*"name":"cuda".*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
+    tests=$(test_program --profile dist)
     rm -rf "$packed" && mkdir -p "$packed"
     gzip -9 <target/dist/pagetide >"$packed/pagetide.gz"
     strip -o "$packed/cuda-tests" "$tests"
     gzip -9 "$packed/cuda-tests"
     ls -l "$packed"
+    local bytes
+    bytes=$(cat "$packed"/* | wc -c)
+    [ "$bytes" -le $max_packed_bytes ] || { echo "$packed has $bytes bytes, more than $max_packed_bytes" >&2; exit 1; }
 }
 
-if [ "${1:-}" = pack ]; then
-    pack
-    exit
-fi
+mode=${1:-first}
+case $mode in
+    pack) pack; exit ;;
+    first | more | dry) ;;
+    *) sed -n '2,/^set/p' "$0" | sed '$d; s/^# \{0,1\}//' >&2; exit 2 ;;
+esac
 
 device=cuda
-[ "${1:-}" = dry ] && device=emulation
+[ "$mode" = dry ] && device=emulation
+limit=${GPU_CHECK_SECONDS:-600}
 out=${OUT:-target/gpu-check-results}
 mkdir -p "$out"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-if [ -f "$packed/pagetide.gz" ]; then
+if [ "$mode" = dry ]; then
+    cargo build --locked --bin pagetide
+    ln -s "$PWD/target/debug/pagetide" "$work/pagetide"
+    ln -s "$(test_program)" "$work/cuda-tests"
+elif [ -f "$packed/pagetide.gz" ]; then
     for program in pagetide cuda-tests; do
         gunzip <"$packed/$program.gz" >"$work/$program"
     done
+    chmod +x "$work"/*
 else
-    pack >"$out/build.log" 2>&1 || { tail -n 30 "$out/build.log"; exit 1; }
-    exec "$0" "$@"
+    echo "there is no $packed: call $0 pack on the build machine, and copy the folder here" >&2
+    exit 1
 fi
-chmod +x "$work"/*
 export work out pagetide=$work/pagetide
 export PAGETIDE_ROOT=$PWD PAGETIDE_TEST_DEVICE=$device RUST_BACKTRACE=0
 # The checks share compiled kernels. The first start of the server below is timed without them.
 export XDG_CACHE_HOME=$work/cache
 
-rows=()
+# Writes table.md from what there is: the rows, the figures so far, and what peers measured.
+write_table() {
+    local name result seconds last
+    {
+        echo "$(nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,power.limit --format=csv,noheader 2>/dev/null |
+            head -n 1 || echo 'no GPU'), $(date -u +'%F %H:%M:%S') UTC"
+        echo
+        echo "| check | result | time | last line |"
+        echo "|---|---|---|---|"
+        while IFS=$'\t' read -r name result seconds last; do
+            echo "| $name | $result | $seconds s | $last |"
+        done <"$out/results.tsv"
+        echo
+        cat "$out"/measurements.log "$out"/block-sizes.log 2>/dev/null | grep '^|' | awk '!seen[$0]++'
+        echo
+        grep --no-filename '^{' "$out/peers.log" 2>/dev/null
+    } >"$out/table.new"
+    mv "$out/table.new" "$out/table.md"
+}
+
+# One file of everything. It is replaced when it is whole.
+write_archive() {
+    tar -C "$out" --exclude results.tar.gz --exclude results.new -czf "$out/results.new" . &&
+        mv "$out/results.new" "$out/results.tar.gz"
+}
+
 failed=0
-# check NAME SECONDS COMMAND...: adds a row to the table: ok or not, and the last line that was printed.
+# check NAME SECONDS COMMAND...: runs a command within the time that is left, and adds a row: ok or not, and the last
+# line that it printed.
 check() {
-    local name=$1 limit=$2 started=$SECONDS result
+    local name=$1 most=$2 started=$SECONDS result last
     shift 2
-    local log=$out/${name// /-}.log
-    # A shell runs the command, because it knows the functions below.
-    if timeout "$limit" bash -c '"$@"' _ "$@" >"$log" 2>&1; then
-        result=ok
-    else
-        local status=$?
-        result="FAILED ($status)"
-        [ $status -eq 124 ] && result="NOT DONE in $limit s"
+    local log=$out/${name// /-}.log left=$((limit - SECONDS))
+    [ "$most" -gt "$left" ] && most=$left
+    if [ "$most" -lt 2 ]; then
+        result="NOT BEGUN" last="the $limit s of this call are over"
         failed=1
-        echo "--- $name"
-        tail -n 25 "$log"
+    else
+        # A shell runs the command, because it knows the functions below.
+        timeout --kill-after 5 "$most" bash -c '"$@"' _ "$@" >"$log" 2>&1 &
+        local running=$! status=0
+        while kill -0 $running 2>/dev/null; do
+            write_table
+            sleep "${GPU_CHECK_TICK:-2}" &
+            wait -n $running $!
+        done
+        wait $running || status=$?
+        case $status in
+            0) result=ok ;;
+            124 | 137) result="NOT DONE in $most s" ;;
+            *) result="FAILED ($status)" ;;
+        esac
+        if [ $status -ne 0 ]; then
+            failed=1
+            echo "--- $name"
+            tail -n 25 "$log"
+        fi
+        last=$(grep -v '^$' "$log" | tail -n 1 | tr '|\t' '/ ' | cut -c1-110)
     fi
-    rows+=("| $name | $result | $((SECONDS - started)) s | $(grep -v '^$' "$log" | tail -n 1 | tr '|' '/' | cut -c1-110) |")
+    printf '%s\t%s\t%s\t%s\n' "$name" "$result" $((SECONDS - started)) "$last" >>"$out/results.tsv"
+    echo "$name: $result, $((SECONDS - started)) s"
+    write_table
+    write_archive
 }
 
 tests() {
     "$work/cuda-tests" --test-threads 4 "$@"
+}
+
+# Device, clocks and link.
+describe_device() {
+    nvidia-smi
+    local clocks=clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem
+    nvidia-smi --query-gpu=$clocks,power.limit,pcie.link.gen.current,pcie.link.width.current --format=csv
 }
 
 # Times a start with an empty kernel cache, and one with a full cache.
@@ -80,9 +150,9 @@ start_time() {
     local begun ended port=18473
     for cache in empty full; do
         begun=$(date +%s%N)
-        "$pagetide" serve --device cuda --port $port >"$out/serve-$cache.log" 2>&1 &
+        XDG_CACHE_HOME=$work/start-cache "$pagetide" serve --device "$1" --port $port >"$out/serve-$cache.log" 2>&1 &
         local server=$!
-        until curl --silent --fail --output /dev/null "http://127.0.0.1:$port/ready"; do
+        until "$pagetide" health --ready --port $port --timeout 1 >/dev/null 2>&1; do
             kill -0 $server || return 1
             sleep 0.02
         done
@@ -93,47 +163,69 @@ start_time() {
     done
 }
 
+# The kernels of one replayed decode step, by Nsight Compute.
+profile_a_step() {
+    ncu --graph-profiling node --set basic --launch-skip 400 --launch-count 330 \
+        "$pagetide" bench gpu --block-sizes 16
+}
+
 sanitize() {
     local tool=$1
     shift
     compute-sanitizer --tool "$tool" --error-exitcode 9 "$work/cuda-tests" --test-threads 1 "$@"
 }
 
-export -f tests start_time sanitize
-# The other tests need the emulation.
-resume=resume::
-[ $device = cuda ] && resume=resume::same_tokens
+# Is a program there? Without it the row says so.
+has() {
+    command -v "$1" >/dev/null
+}
 
-check "doctor" 60 "$pagetide" doctor --device $([ $device = cuda ] && echo cuda || echo auto)
-cat "$out/doctor.log"
-check "kernels against the CPU" $([ $device = cuda ] && echo 120 || echo 600) tests attention:: rows:: sampling::
-check "goldens" 60 tests goldens::
-check "exact resume" 60 tests $resume
-check "measuring" 60 tests bench::
-if [ $device = cuda ]; then
-    check "start of the server" 60 start_time
-    check "pressure" 90 python3 scripts/check-pressure.py --binary "$pagetide" --device cuda
-    check "memcheck" 60 sanitize memcheck rows::same_numbers sampling::many_requests attention::batch_invariant
-    check "racecheck" 60 sanitize racecheck attention::batch_invariant
-    check "measurements" 200 "$pagetide" bench gpu --block-sizes 16 --json "$out/figures.json"
-    check "block sizes" 90 "$pagetide" bench gpu --quick --block-sizes 8,32,64,128 --json "$out/block-sizes.json"
-    if python3 -c 'import torch' 2>/dev/null; then
-        check "peers" 120 python3 scripts/gpu_peers.py
+export -f tests describe_device start_time profile_a_step sanitize
+
+first_call() {
+    if [ $device = cuda ]; then
+        check "device" 20 describe_device
+        check "doctor" 40 "$pagetide" doctor --device cuda
+        check "first kernels against the CPU" 40 tests transfers:: attention::batch_invariant rows::same_numbers
+        check "measurements" 240 "$pagetide" bench gpu --block-sizes 16 --json "$out/figures.json"
+    else
+        check "doctor" 60 "$pagetide" doctor --device auto
+        check "first kernels against the CPU" 300 tests transfers:: attention::batch_invariant rows::same_numbers
+        check "measurements" 300 tests bench::
     fi
-else
-    check "pressure" 90 python3 scripts/check-pressure.py --binary "$pagetide" --device cpu
-fi
+    check "an illegal access" 60 tests transfers::an_illegal_access
+    check "kernels against the CPU" $([ $device = cuda ] && echo 100 || echo 600) tests attention:: rows:: sampling::
+    # The other tests of resume need the emulation.
+    check "exact resume" 60 tests $([ $device = cuda ] && echo resume::same_tokens || echo resume::graphs)
+    check "goldens" 60 tests goldens:: experts::
+    check "start of the server" 40 start_time $([ $device = cuda ] && echo cuda || echo cpu)
+    if [ $device = cuda ]; then
+        has ncu && check "profile of a step" 60 profile_a_step
+        has compute-sanitizer && check "memcheck" 60 sanitize memcheck rows::same_numbers transfers::both_directions
+        has compute-sanitizer && check "racecheck" 60 sanitize racecheck attention::batch_invariant
+    fi
+}
 
-{
-    echo "$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null || echo 'no GPU'), $(date -u +%F)"
-    echo
-    echo "| check | result | time | last line |"
-    echo "|---|---|---|---|"
-    printf '%s\n' "${rows[@]}"
-    echo
-    grep --no-filename '^|' "$out/measurements.log" 2>/dev/null
-    grep --no-filename '^|' "$out/block-sizes.log" 2>/dev/null | tail -n +3
-    echo
-    grep --no-filename '^{' "$out/peers.log" 2>/dev/null
-} | tee "$out/table.md"
+second_call() {
+    local on=cpu few=(--num 4 --fixed 16:8)
+    [ $device = cuda ] && on=cuda few=(--num 512)
+    if [ $device = cuda ]; then
+        python3 -c 'import torch' 2>/dev/null && check "peers" 150 python3 scripts/gpu_peers.py
+        check "block sizes" 150 "$pagetide" bench gpu --quick --block-sizes 8,32,64,128 --json "$out/block-sizes.json"
+    fi
+    has python3 && check "pressure" 120 python3 scripts/check-pressure.py --binary "$pagetide" --device $on
+    check "HTTP load" 120 "$pagetide" bench serve --device $on "${few[@]}"
+}
+
+# The time of a dry run does not count what cargo built. The second call adds to the results of the first.
+SECONDS=0
+if [ "$mode" = more ]; then
+    touch "$out/results.tsv"
+else
+    rm -f "$out"/*.log "$out"/*.json
+    : >"$out/results.tsv"
+fi
+[ "$mode" != more ] && first_call
+[ "$mode" != first ] && second_call
+cat "$out/table.md"
 exit $failed
