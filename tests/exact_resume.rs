@@ -126,7 +126,7 @@ impl Pressure {
         config.scheduler.admission = AdmissionPolicy::Prompt;
         config.scheduler.overlap = self.overlap;
         config.device.threads = self.threads;
-        config.swap.space_gib = 0.05;
+        config.swap.space_gib = Some(0.05);
     }
 }
 
@@ -279,7 +279,7 @@ fn evicted_prefixes_come_back_from_the_swap_pool() {
             config.cache.block_size = 8;
             config.cache.num_device_blocks = Some(BLOCKS);
             config.scheduler.overlap = overlap;
-            config.swap.space_gib = swap_gib;
+            config.swap.space_gib = Some(swap_gib);
             config.device.threads = 1;
         });
         let ask = |prompt: Vec<u32>| engine.generate([prompt], &params(1)).remove(0).expect("an answer");

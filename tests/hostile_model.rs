@@ -62,7 +62,7 @@ impl Model {
         config.device.kind = DeviceKind::Cpu;
         config.device.threads = 1;
         config.cache.num_device_blocks = Some(16);
-        config.swap.space_gib = 0.0;
+        config.swap.space_gib = Some(0.0);
         config
     }
 

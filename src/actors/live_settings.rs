@@ -16,6 +16,7 @@ use pagetide_engine::block_pool::PoolStats;
 use pagetide_engine::scheduler::Tuning;
 use pagetide_metrics as metrics;
 use pagetide_model::loader::LoadedModel;
+use pagetide_model::runner::PoolSizes;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use tokio::sync::Mutex;
 
@@ -188,12 +189,11 @@ impl LiveSettings {
         let seqs = buffers(config.scheduler.max_num_seqs as usize, max_num_seqs, "sequences");
         let tokens = buffers(config.scheduler.batched_tokens(is_gpu) as usize, max_num_batched_tokens, "tokens");
         let block_bytes = pools.layout.block_bytes();
-        let swap = (config.swap.space_bytes() / block_bytes > pools.max_swap_blocks).then(|| {
+        let swap = config.swap.space_gib.filter(|_| swap_blocks(config, &pools) > pools.max_swap_blocks).map(|space_gib| {
             let most = (pools.max_swap_blocks * block_bytes) as f64 / f64::from(1 << 30);
             format!(
-                "{} GiB is more than the {most:.2} GiB that were set aside at the start (swap.max_space_gib): more needs \
-                 a restart",
-                config.swap.space_gib
+                "{space_gib} GiB is more than the {most:.2} GiB that were set aside at the start (swap.max_space_gib): more \
+                 needs a restart"
             )
         });
         let all =
@@ -203,7 +203,7 @@ impl LiveSettings {
 
     async fn apply(&self, now: &mut Resolved, next: Resolved) -> Result<(Vec<SettingChange>, PoolStats), ApiError> {
         let SettingsUsers { tune, server, loaded, .. } = &self.0.engine;
-        let num_swap_blocks = next.config.swap.space_bytes() / loaded.pools.layout.block_bytes();
+        let num_swap_blocks = swap_blocks(&next.config, &loaded.pools);
         let num_device_blocks = loaded.pools.num_device_blocks;
         let scheduler = configured_scheduler(&next.config, num_device_blocks, num_swap_blocks, loaded.is_gpu);
         let stats = tune.send(Tune(Tuning::from(&scheduler))).await.map_err(|_| stopped())??;
@@ -225,4 +225,10 @@ fn change(setting: &Setting, before: &Resolved, after: &Resolved) -> Option<Sett
 
 fn stopped() -> ApiError {
     ApiError::engine("the engine has stopped")
+}
+
+/// Blocks of the swap pool by this configuration. With auto they are those of the start.
+fn swap_blocks(config: &Config, pools: &PoolSizes) -> usize {
+    let blocks = |bytes: usize| bytes / pools.layout.block_bytes();
+    config.swap.space_bytes().map_or(pools.num_swap_blocks, blocks)
 }

@@ -18,6 +18,7 @@ use pagetide_base::error::StartError;
 use pagetide_config::Config;
 use pagetide_config::layers::Origin;
 use pagetide_engine::scheduler::SchedulerConfig;
+use pagetide_model::loader::DEFAULT_SWAP_BYTES;
 use pagetide_terminal::options::ConfigOptions;
 use pagetide_terminal::output;
 use serde_json::json;
@@ -168,7 +169,8 @@ fn simulated(
     let results = on_own_threads(capacities, |capacity| {
         let num_device_blocks = capacity.blocks(trace, block_size);
         let block_bytes = args.timing.kv_bytes_per_token as usize * block_size;
-        let num_swap_blocks = (config.swap.space_bytes() / block_bytes).min(u32::MAX as usize);
+        let num_swap_blocks =
+            (config.swap.space_bytes().unwrap_or(DEFAULT_SWAP_BYTES) / block_bytes).min(u32::MAX as usize);
         // One plan at a time: here the host takes no time.
         let scheduler = SchedulerConfig {
             overlap: false,

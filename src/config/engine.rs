@@ -119,8 +119,8 @@ impl Default for CacheConfig {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct SwapConfig {
-    /// 0: there is no swap tier.
-    pub space_gib: f64,
+    /// 0: there is no swap tier. `None`: the loader decides.
+    pub space_gib: Option<f64>,
     /// Maximum of `space_gib` while the server runs. `None`: the loader decides.
     pub max_space_gib: Option<f64>,
     /// Fraction of the device blocks.
@@ -132,13 +132,14 @@ pub struct SwapConfig {
 
 impl Default for SwapConfig {
     fn default() -> Self {
-        Self { space_gib: 1.0, max_space_gib: None, high_watermark: 0.8, max_tail_blocks: 4, max_share_per_key: 1.0 }
+        Self { space_gib: None, max_space_gib: None, high_watermark: 0.8, max_tail_blocks: 4, max_share_per_key: 1.0 }
     }
 }
 
 impl SwapConfig {
-    pub fn space_bytes(&self) -> usize {
-        gib(self.space_gib)
+    /// Size of the swap pool. `None`: the loader decides.
+    pub fn space_bytes(&self) -> Option<usize> {
+        self.space_gib.map(gib)
     }
 
     /// Maximum size of the swap pool while the server runs. `None`: the loader decides.

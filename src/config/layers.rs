@@ -300,11 +300,11 @@ impl Layers {
             );
             broken.push((keys, message));
         }
-        if scheduler.preemption_mode == PreemptionMode::Swap && swap.space_gib == 0.0 {
+        if scheduler.preemption_mode == PreemptionMode::Swap && swap.space_gib == Some(0.0) {
             let keys = &["scheduler.preemption_mode", "swap.space_gib"];
             broken.push((keys, format!("'swap' needs swap space, but swap.space_gib = 0 ({})", origin(keys[1]))));
         }
-        if let SwapConfig { space_gib, max_space_gib: Some(most), .. } = swap
+        if let SwapConfig { space_gib: Some(space_gib), max_space_gib: Some(most), .. } = swap
             && space_gib > most
         {
             let keys = &["swap.space_gib", "swap.max_space_gib"];

@@ -494,9 +494,10 @@ settings! {
          request. 1 means no quota.",
         "One key's load must leave room for the others.";
 
-    swap.space_gib: COMMON, number(0.0, 65536.0), "GiB", Some(("swap-space-gib", "G")),
+    swap.space_gib: COMMON, number_or_auto(0.0, 65536.0), "GiB", Some(("swap-space-gib", "G")),
         "CPU memory for KV blocks of preempted sequences and for cached prefixes that the device has evicted; 0 \
-         disables the swap tier.",
+         disables the swap tier. auto is 1 GiB on the CPU. On a GPU, where the pool is pinned at the start, it is the \
+         size of the KV pool there, but at most a quarter of the available memory and 16 GiB.",
         "Raise it if pagetide_preemptions_total{mode=\"recompute\"} grows and memory is free.";
     swap.max_space_gib: RARE, number_or_auto(0.0, 65536.0), "GiB", None,
         "Maximum to which space_gib can be raised while the server runs. On the CPU this only reserves address \

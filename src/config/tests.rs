@@ -71,7 +71,7 @@ memory_utilization = 0
             "p.toml:13: scheduler.watermark: 0.9 is out of range: a number from 0 to 0.5",
             "p.toml:14: scheduler.max_num_seqs: {} (a table) is not a whole number from 1 to 65536",
             "p.toml:15: model.path: a table is not a string",
-            "p.toml:18: swap.space_gib: -1 is out of range: a number from 0 to 65536",
+            "p.toml:18: swap.space_gib: -1 is out of range: a number from 0 to 65536, or \"auto\"",
             "p.toml:20: device.memory_utilization: 0 is out of range: a number above 0, up to 1, or \"auto\"",
         ]
     );
@@ -245,7 +245,7 @@ fn a_change_is_checked_against_the_other_settings() {
         resolved.with(vec![(setting, setting.kind.read_json(&json).unwrap(), Origin::Admin)])
     };
     let changed = change("swap.space_gib", serde_json::json!(2)).unwrap();
-    assert_eq!((changed.config.swap.space_gib, changed.origin("swap.space_gib")), (2.0, &Origin::Admin));
+    assert_eq!((changed.config.swap.space_gib, changed.origin("swap.space_gib")), (Some(2.0), &Origin::Admin));
     assert_eq!(changed.origin("swap.max_space_gib"), resolved.origin("swap.max_space_gib"));
     assert!(changed.show().contains("# POST /admin/config") && !changed.show().contains("hush"));
     for (key, value, says) in [

@@ -15,6 +15,7 @@ use crate::weights::WeightsProgress;
 pub use check::{LoadOutlook, LoadTarget, QuantizedSource, check};
 pub use cpu::backend as cpu_backend;
 pub use cuda::{GpuRunner, OpenDevice, load_on_gpu};
+pub use memory::DEFAULT_SWAP_BYTES;
 use pagetide_backend::DType;
 use pagetide_backend::cuda::driver;
 use pagetide_backend::profile::Profile;

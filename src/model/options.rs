@@ -95,7 +95,8 @@ pub struct LoadOptions {
     pub block_size: usize,
     /// `None`: as many as fit in the fraction of the memory.
     pub num_device_blocks: Option<usize>,
-    pub swap_bytes: usize,
+    /// Size of the swap pool. `None`: the loader decides.
+    pub swap_bytes: Option<usize>,
     /// Maximum to which the swap pool can grow later. `None`: the loader decides.
     pub max_swap_bytes: Option<usize>,
 }

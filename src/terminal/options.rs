@@ -167,7 +167,7 @@ mod tests {
         let problems = resolve(&Sources { flags, ..Default::default() }).unwrap_err();
         assert_eq!(
             problems.to_string(),
-            "--swap-space-gib: swap.space_gib: -1 is out of range: a number from 0 to 65536"
+            "--swap-space-gib: swap.space_gib: -1 is out of range: a number from 0 to 65536, or \"auto\""
         );
     }
 }

@@ -35,7 +35,7 @@ fn load_from(
     let mut config = Config::default();
     config.scheduler.max_num_seqs = 4;
     config.scheduler.max_num_batched_tokens = Some(24);
-    config.swap.space_gib = 0.001;
+    config.swap.space_gib = Some(0.001);
     change(&mut config);
     let files = ModelFiles::open(directory.to_str().unwrap())?;
     let spec = ModelSpec::load(&files)?;

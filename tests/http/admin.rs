@@ -111,7 +111,7 @@ async fn every_setting_is_shown_and_no_secret() {
     let server = TestServer::configured(&admin());
     let shown = config(&server).await;
     let expected = json!({
-        "value": 1.0, "origin": "default", "values": "a number from 0 to 65536", "unit": "GiB",
+        "value": "auto", "origin": "default", "values": "a number from 0 to 65536, or \"auto\"", "unit": "GiB",
     });
     assert_eq!(shown["live"]["swap.space_gib"], expected);
     let (port, keys) = (&shown["restart"]["server.port"], &shown["live"]["server.api_keys"]);
@@ -136,7 +136,7 @@ async fn a_change_reaches_the_engine_and_says_what_it_did() {
         "scheduler.max_num_batched_tokens": 64, "scheduler.inter_token_target_ms": 0, "server.retry_after_s": null,
     });
     let answer = change(&server, body).await;
-    assert_eq!(answer["changed"]["swap.space_gib"], json!({"from": 1.0, "to": 0.25}));
+    assert_eq!(answer["changed"]["swap.space_gib"], json!({"from": "auto", "to": 0.25}));
     assert_eq!(answer["changed"]["scheduler.max_num_batched_tokens"], json!({"from": "auto", "to": 64}));
     assert_eq!(answer["changed"].as_object().unwrap().len(), 12, "{answer}");
     let (quarter, half) = (NUM_SWAP_BLOCKS / 4, NUM_SWAP_BLOCKS / 2);
@@ -163,8 +163,8 @@ async fn a_wrong_change_changes_nothing_and_names_the_field() {
     let server = TestServer::configured(&admin());
     let good = ("scheduler.watermark", json!(0.2));
     for (key, value, says) in [
-        ("swap.space_gib", json!(-1), "-1 is out of range: a number from 0 to 65536"),
-        ("swap.space_gib", json!("much"), "\"much\" (a string) is not a number from 0 to 65536"),
+        ("swap.space_gib", json!(-1), "-1 is out of range: a number from 0 to 65536, or \"auto\""),
+        ("swap.space_gib", json!("much"), "\"much\" (a string) is not a number from 0 to 65536, or \"auto\""),
         ("swap.max_tail_blocks", json!(1.5), "1.5 (a number) is not a whole number from 0 to 65536"),
         ("scheduler.preemption_mode", json!("never"), "'never' is not one of auto, swap, recompute"),
         ("server.api_keys", json!([1]), "is not a list of strings"),

@@ -90,7 +90,7 @@ impl Served {
         config.device.threads = 2;
         config.cache.block_size = 5;
         config.cache.num_device_blocks = Some(100);
-        config.swap.space_gib = 0.0;
+        config.swap.space_gib = Some(0.0);
         config.server.port = 0;
         config.server.workers = 1;
         let runtime = Runtime::start(&config, Box::new(|_, _, _| {})).unwrap();

@@ -31,7 +31,7 @@ fn config(folder: &Path) -> Config {
     config.device.threads = 1;
     config.cache.block_size = BLOCK_SIZE as u32;
     config.cache.num_device_blocks = Some(300);
-    config.swap.space_gib = 0.0;
+    config.swap.space_gib = Some(0.0);
     config.scheduler.max_num_seqs = 4;
     config.server.port = 0;
     config.server.workers = 1;
@@ -171,7 +171,7 @@ async fn a_saved_prefix_comes_back_also_after_a_restart() {
 async fn both_tiers_are_saved() {
     let folder = tempfile::tempdir().unwrap();
     let mut config = config(folder.path());
-    config.swap.space_gib = 0.05;
+    config.swap.space_gib = Some(0.05);
     let server = SlotServer::start(&config);
     let first = server.complete(PROMPT, 0).await;
     let num_blocks = (number(&first, "tokens_evaluated") + 9).div_ceil(BLOCK_SIZE);

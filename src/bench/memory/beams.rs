@@ -33,7 +33,7 @@ impl Beams {
         let num_device_blocks = CONCURRENCY * widest * blocks_of_seq;
         let mut config = config.clone();
         config.cache.num_device_blocks = Some(num_device_blocks as u32);
-        config.swap.space_gib = 0.0;
+        config.swap.space_gib = Some(0.0);
         Ok(Self { model: BenchModel::load(&config)?, num_device_blocks, seed })
     }
 

@@ -37,7 +37,7 @@ pub fn measure(config: &Config, contexts: &[usize]) -> Result<Vec<KernelRow>, St
     let mut config = config.clone();
     config.cache.block_size = BLOCK_SIZE as u32;
     config.cache.num_device_blocks = Some((most * blocks_of_seq) as u32);
-    config.swap.space_gib = 0.0;
+    config.swap.space_gib = Some(0.0);
     let mut model = BenchModel::load(&config)?;
     let mut rows = Vec::new();
     for batch in BATCHES {

@@ -17,6 +17,7 @@ use pagetide_engine::plan::{Delivery, StepOutput};
 use pagetide_engine::prefix_cache::EvictionPolicy;
 use pagetide_engine::scheduler::{AdmissionPolicy, EngineRequest, PlanReport, PlannedStep, SchedulerConfig};
 use pagetide_engine::state::EngineState;
+use pagetide_model::loader::DEFAULT_SWAP_BYTES;
 use serde::{Deserialize, Serialize};
 
 /// Sequences and tokens of a step. Memory has to be the limit, so these are above what it holds; the tokens are those
@@ -142,7 +143,7 @@ fn scheduler(load: &LoadOnSystem) -> SchedulerConfig {
     let config = Config::default();
     let memory = load.scenario.deployment.memory(load.block_size);
     let block_bytes = load.timing.kv_bytes_per_token as usize * load.block_size;
-    let num_swap_blocks = config.swap.space_bytes() / block_bytes;
+    let num_swap_blocks = config.swap.space_bytes().unwrap_or(DEFAULT_SWAP_BYTES) / block_bytes;
     let configured = configured_scheduler(&config, memory.num_blocks, num_swap_blocks, true);
     let reserves = load.system != System::Paged;
     SchedulerConfig {

@@ -115,7 +115,7 @@ pub fn check(
     }
     if target != LoadTarget::Gpu {
         let budget = memory::available_memory_budget(options);
-        pool_sizes(options, layout, max_model_len, memory::spare_swap_bytes(), budget)?;
+        pool_sizes(options, layout, max_model_len, &memory::SwapDefaults::of_cpu(), budget)?;
     }
     Ok(outlook)
 }

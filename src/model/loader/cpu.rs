@@ -1,6 +1,6 @@
 //! Loading onto the CPU.
 
-use super::memory::{available_memory_budget, spare_swap_bytes};
+use super::memory::{SwapDefaults, available_memory_budget};
 use super::sizes::{LoadedModel, checkpoint, dtype, kv_layout, max_model_len, pool_sizes};
 use crate::checkpoint::Checkpoint;
 use crate::decoder::Decoder;
@@ -75,7 +75,7 @@ fn load_onto<B: Backend + 'static>(
     )?;
     let weights_bytes = decoder.conversions().weights_bytes(stored_bytes, dtype);
     let weights = decoder.tally().clone();
-    let pools = pool_sizes(options, layout, max_model_len, spare_swap_bytes(), available_memory_budget(options))?;
+    let pools = pool_sizes(options, layout, max_model_len, &SwapDefaults::of_cpu(), available_memory_budget(options))?;
     let runner = ModelRunner::new(backend, decoder, pools)?;
     let loaded = LoadedModel {
         device,

@@ -1,5 +1,6 @@
 //! Loading onto a GPU.
 
+use super::memory::SwapDefaults;
 use super::sizes::{LoadedModel, checkpoint, dtype, kv_layout, max_model_len, pool_sizes};
 use crate::decoder::Decoder;
 use crate::files::ModelFiles;
@@ -65,7 +66,9 @@ pub fn load_on_gpu(
     let share_of = format!(
         "{share} of the GPU's {total} bytes, less the {used} bytes that weights, workspace and other programs take"
     );
-    let pools = pool_sizes(options, layout, max_model_len, 0, || Ok((budget.saturating_sub(used), share_of)))?;
+    let pools = pool_sizes(options, layout, max_model_len, &SwapDefaults::of_gpu(), || {
+        Ok((budget.saturating_sub(used), share_of))
+    })?;
     let weights = decoder.tally().on_gpu(dtype);
     let weights_bytes = plain_bytes.saturating_sub(weights.weights() * dtype.size_bytes() as u64) + weights.bytes();
     let mut runner = make_runner(backend, decoder, pools)?;

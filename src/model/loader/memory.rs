@@ -10,9 +10,34 @@ pub(super) fn available_memory_budget(options: &LoadOptions) -> impl FnOnce() ->
     move || Ok(((available_memory() as f64 * share) as usize, format!("{share} of the available memory")))
 }
 
-/// Default maximum size of the swap pool in bytes. Memory that is never used costs nothing.
-pub(super) fn spare_swap_bytes() -> usize {
-    available_memory() as usize / 2
+/// How large a swap pool is if the configuration does not say it, in bytes.
+pub(super) struct SwapDefaults {
+    /// Its size at the start, by the size of the device pool.
+    pub bytes: fn(usize) -> usize,
+    /// To how much it can grow later.
+    pub spare_bytes: usize,
+}
+
+/// The default size of the swap pool of a CPU, in bytes.
+pub const DEFAULT_SWAP_BYTES: usize = 1 << 30;
+/// The largest default on a GPU: pinning takes up to 0.3 s a GiB, during which a start waits.
+const MAX_PINNED_BYTES: usize = 16 << 30;
+
+impl SwapDefaults {
+    /// On the CPU. Memory that is never used costs nothing.
+    pub fn of_cpu() -> Self {
+        Self { bytes: |_| DEFAULT_SWAP_BYTES, spare_bytes: available_memory() as usize / 2 }
+    }
+
+    /// On a GPU, where all of it is pinned at the start: as much as the device pool, but at most a quarter of the memory
+    /// that is available.
+    pub fn of_gpu() -> Self {
+        Self { bytes: |device_bytes| pinned_swap_bytes(device_bytes, available_memory() as usize), spare_bytes: 0 }
+    }
+}
+
+fn pinned_swap_bytes(device_bytes: usize, available_bytes: usize) -> usize {
+    device_bytes.min(available_bytes / 4).min(MAX_PINNED_BYTES)
 }
 
 /// Fails if this machine or container could not hold a model of `needed` bytes even if nothing else were running.
@@ -42,4 +67,18 @@ fn available_memory() -> u64 {
     system.refresh_memory();
     let machine = system.available_memory();
     system.cgroup_limits().map_or(machine, |limits| machine.min(limits.free_memory))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_swap_pool_of_a_gpu_follows_from_both_memories() {
+        const GIB: usize = 1 << 30;
+        // An 8B model on an H200 in a large host, an H100 beside little memory, and the demo model.
+        assert_eq!(pinned_swap_bytes(105 * GIB, 1500 * GIB), 16 * GIB);
+        assert_eq!(pinned_swap_bytes(52 * GIB, 40 * GIB), 10 * GIB);
+        assert_eq!(pinned_swap_bytes(GIB / 8, 40 * GIB), GIB / 8);
+    }
 }

@@ -1,6 +1,6 @@
 //! "Loads" no model.
 
-use super::memory::{available_memory_budget, spare_swap_bytes};
+use super::memory::{SwapDefaults, available_memory_budget};
 use super::sizes::{LoadedModel, dtype, kv_layout, max_model_len, pool_sizes};
 use crate::null::NullRunner;
 use crate::options::LoadOptions;
@@ -27,7 +27,7 @@ pub(super) fn load(options: &LoadOptions, spec: &ModelSpec) -> Result<(NullRunne
         num_parameters: spec.num_parameters(),
         weights_bytes: 0,
         weights: WeightTally::default(),
-        pools: pool_sizes(options, layout, max_model_len, spare_swap_bytes(), available_memory_budget(options))?,
+        pools: pool_sizes(options, layout, max_model_len, &SwapDefaults::of_cpu(), available_memory_budget(options))?,
     };
     Ok((NullRunner::new(spec.vocab_size, spec.embed_size), loaded))
 }

@@ -1,5 +1,6 @@
 //! What every kind of load has in common: the resolved options, the checkpoint and the sizes of the KV pools.
 
+use super::memory::SwapDefaults;
 use crate::checkpoint::Checkpoint;
 use crate::files::{DEMO_MODEL, ModelFiles};
 use crate::options::{CacheDtype, DtypeChoice, LoadFormat, LoadOptions, Quantization};
@@ -115,16 +116,15 @@ const MAX_DEMO_BLOCKS: usize = 2048;
 
 /// The sizes of the KV pools. Without a configured number of blocks, the device pool takes `budget` bytes, but at most
 /// what all sequences at full length could use, and at most [`MAX_DEMO_BLOCKS`] for the demo model. `budget` also
-/// returns a description of its size for errors. `spare_swap_bytes` is the default maximum of the swap pool.
+/// returns a description of its size for errors.
 pub(super) fn pool_sizes(
     options: &LoadOptions,
     layout: KvLayout,
     max_model_len: usize,
-    spare_swap_bytes: usize,
+    swap: &SwapDefaults,
     budget: impl FnOnce() -> Result<(usize, String), StartError>,
 ) -> Result<PoolSizes, StartError> {
     let block_bytes = layout.block_bytes();
-    let num_swap_blocks = options.swap_bytes / block_bytes;
     let num_device_blocks = match options.num_device_blocks {
         Some(blocks) => blocks,
         None => {
@@ -143,8 +143,13 @@ pub(super) fn pool_sizes(
         }
     };
     let limit = u32::MAX as usize / layout.block_size;
-    let spare_swap_bytes = spare_swap_bytes.min(limit.saturating_mul(block_bytes));
-    let max_swap_blocks = options.max_swap_bytes.unwrap_or(spare_swap_bytes.max(options.swap_bytes)) / block_bytes;
+    let swap_bytes = options.swap_bytes.unwrap_or_else(|| {
+        let most = options.max_swap_bytes.unwrap_or(usize::MAX);
+        (swap.bytes)(num_device_blocks.saturating_mul(block_bytes)).min(most)
+    });
+    let num_swap_blocks = swap_bytes / block_bytes;
+    let spare_bytes = swap.spare_bytes.min(limit.saturating_mul(block_bytes));
+    let max_swap_blocks = options.max_swap_bytes.unwrap_or(spare_bytes.max(swap_bytes)) / block_bytes;
     let largest = num_device_blocks.max(max_swap_blocks);
     if largest > limit {
         return Err(StartError::new(format!(
