@@ -21,6 +21,7 @@ mod events;
 mod functions;
 mod gpu;
 mod invariance;
+mod invariant_algorithms;
 mod libraries;
 mod matmul;
 mod occupancy;

@@ -11,7 +11,7 @@ use super::matmul::{Matmuls, Operands, PlannedProduct};
 use super::scratch::{self, PinnedScratch, ScratchMemory};
 use crate::DType;
 use cudarc::cublaslt::sys as lt;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 /// Different rows of the operand. They are repeated if a batch has more.
 const PATTERN_ROWS: usize = 64;
@@ -19,30 +19,6 @@ const PATTERN_ROWS: usize = 64;
 const TYPICAL_ROWS: usize = 128;
 /// Alignment of a product's operands, in bytes.
 const ALIGNMENT: u64 = 16;
-
-/// The algorithms of a batch-invariant product.
-#[derive(Default)]
-pub struct InvariantAlgorithms {
-    /// By number of rows. All of them give the same bits.
-    proven: BTreeMap<usize, lt::cublasLtMatmulAlgo_t>,
-    /// The numbers of rows that were tried, with those that failed.
-    tried: BTreeSet<usize>,
-    /// The algorithm that the bits are those of.
-    reference: Option<lt::cublasLtMatmulAlgo_t>,
-}
-
-impl InvariantAlgorithms {
-    /// The numbers of rows that `m` rows are computed in. `None` if no algorithm is proven for so few.
-    fn pieces(&self, m: usize) -> Option<Vec<usize>> {
-        let (mut rest, mut pieces) = (m, Vec::new());
-        while rest > 0 {
-            let (rows, _) = self.proven.range(..=rest).next_back()?;
-            pieces.push(*rows);
-            rest -= rows;
-        }
-        Some(pieces)
-    }
-}
 
 impl Matmuls {
     /// Enqueues a batch-invariant product. If `may_measure`, numbers of rows up to `m` that are new are tried first.

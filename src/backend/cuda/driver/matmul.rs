@@ -11,7 +11,7 @@ use super::super::device::{DeviceError, DevicePtr, DeviceResult, Matmul, Stream}
 use super::cold_weights::ColdWeights;
 use super::context::Context;
 use super::descriptors::{Descriptor, MatrixLayout, Preference, WORKSPACE_BYTES};
-use super::invariance::InvariantAlgorithms;
+use super::invariant_algorithms::InvariantAlgorithms;
 use crate::DType;
 use cudarc::cublaslt::sys::{self as lt, cublasStatus_t};
 use cudarc::driver::sys;
