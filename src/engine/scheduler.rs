@@ -8,6 +8,9 @@
 //! - the token that the step in flight samples for a sequence. The next plan feeds it as *pending*: its position is
 //!   known, and only the device knows its id. If the sequence turns out to have ended, its results are dropped.
 //! - the samples that fork off a prompt. The sequence is left out of one plan.
+//! - what follows a sequence whose output has rules, a beam, or a sequence for which the host draws
+//!   ([`Sequence::decides`](crate::sequence::Sequence::decides)). It is left out of one plan, and so is in every second
+//!   one. If more than a quarter of the sequences would be left out for this, no plan is made ahead.
 //! - which blocks become full and get a block hash: only a commit tells the pool.
 //!
 //! Plans take effect in their order, as if each began when the one before had ended. So released blocks may go to a

@@ -122,7 +122,8 @@ impl Deref for Output {
 /// - `num_computed < num_tokens()`: at least one token is left to feed, and its logits give the next.
 /// - Running: the table covers `num_planned()` tokens. Otherwise it is empty, and no plan in flight has the sequence.
 /// - When a plan is made, at most one is in flight, and all the tokens that it feeds are known: at most one token, the
-///   one that it samples, is *pending*.
+///   one that it samples, is *pending*. It is not planned while it
+///   [awaits results](Sequence::awaits_results).
 // A step goes several times through all running sequences, which do not fit into the L1 cache. So the fields that it
 // reads come first, side by side.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -303,10 +304,15 @@ impl Sequence {
         self.is_beam
     }
 
-    /// Whether the next step depends on what this one samples: rules, a choice among beams, or a token that the device
-    /// does not know.
+    /// Whether its next step depends on what this one samples: rules, a choice among beams, or a token that the device
+    /// does not know. It has no pending token: its next step is planned when the results are there.
     pub fn decides(&self) -> bool {
         self.guide.is_some() || self.is_beam() || self.draws_on_host
+    }
+
+    /// Whether its next step cannot be planned before a plan in flight has its results.
+    pub fn awaits_results(&self) -> bool {
+        self.sampling > 0 && self.decides()
     }
 
     /// How many samples are drawn from the logits of its last token.
@@ -384,10 +390,10 @@ impl Sequence {
         }
     }
 
-    /// Whether its pending token can be fed: the sequence does not fork there, and the token is not the last within its
-    /// limit.
+    /// Whether its pending token can be fed: the sequence does not fork there, its next step depends on nothing else,
+    /// and the token is not the last within its limit.
     fn goes_on(&self) -> bool {
-        self.forks == 0 && self.output.len() + 1 < self.max_output
+        self.forks == 0 && !self.decides() && self.output.len() + 1 < self.max_output
     }
 
     /// Sequences it is or will become.

@@ -10,6 +10,7 @@
 //! `PAGETIDE_SIM_SEED=n` runs one seed, `PAGETIDE_SIM_OPERATIONS=n` sets the number of operations.
 
 mod device;
+mod mixed;
 mod model;
 mod pressure;
 mod recording;

@@ -9,14 +9,14 @@ use pagetide_base::sampling::extra::{ExtraSamplers, Mirostat, MirostatVersion};
 use pagetide_base::sampling::params::*;
 use pagetide_engine::beam::num_candidates;
 use pagetide_engine::bill::{Tenant, Terms, most_blocks};
-use pagetide_engine::plan::{Delivery, StepOutput, StepPlan};
+use pagetide_engine::plan::{Delivery, SamplePlan, StepOutput, StepPlan};
 use pagetide_engine::prefix_cache::EvictionPolicy;
 use pagetide_engine::scheduler::{
     EngineRequest, Forecast, Foresight, PlanStats, PlannedStep, SchedulerConfig, TailCopies, TailExcess,
 };
 use pagetide_engine::state::EngineState;
 use pagetide_recorder::Recorder;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::AddAssign;
 use std::sync::Arc;
 use std::time::Duration;
@@ -97,6 +97,10 @@ pub struct World {
     pub failures: [usize; 2],
     /// Pending tokens that were fed.
     pub pending: usize,
+    /// Seven of eight requests are such that steps are planned ahead of them.
+    pub few_await_results: bool,
+    /// Plans made ahead that left out a sequence whose results were not there.
+    pub left_out: usize,
     /// Samples that ended while a further plan was in flight.
     pub fed_after_end: usize,
     /// Steps whose prompts were cut to keep the step short.
@@ -131,6 +135,18 @@ impl World {
         world
     }
 
+    /// A world whose steps are planned ahead, mostly with room to do so, in which few requests await results.
+    pub fn mixed(seed: u64) -> Self {
+        let mut random = Random(seed);
+        let mut config = random_config(&mut random, seed, true);
+        config.num_device_blocks *= 3;
+        config.max_num_seqs += 6;
+        config.max_num_batched_tokens += 6;
+        let mut world = Self::of(config, random);
+        world.few_await_results = true;
+        world
+    }
+
     pub fn of(config: SchedulerConfig, mut random: Random) -> Self {
         let prefixes = (0..3).map(|_| random_tokens(&mut random, 30)).collect();
         Self {
@@ -156,6 +172,8 @@ impl World {
             embedded: 0,
             failures: [0; 2],
             pending: 0,
+            few_await_results: false,
+            left_out: 0,
             fed_after_end: 0,
             limited: 0,
             lost_copies: 0,
@@ -194,9 +212,10 @@ impl World {
         prompt.truncate(limit as usize - 1);
         let most = (limit - prompt.len() as u64).min(if random.one_in(8) { limit } else { 20 });
         let max_tokens = random.range(1, most) as u32;
-        let is_search = random.one_in(5) && self.config.max_num_seqs > 1;
+        let is_plain = self.few_await_results && !random.one_in(8);
+        let is_search = !is_plain && random.one_in(5) && self.config.max_num_seqs > 1;
         let bad_word = |random: &mut Random| random_tokens(random, 2);
-        let bad_words = match !is_search && random.one_in(4) {
+        let bad_words = match !is_plain && !is_search && random.one_in(4) {
             true => (0..20).map(|_| bad_word(random)).collect(),
             false => Vec::new(),
         };
@@ -212,7 +231,7 @@ impl World {
             presence_penalty: if max_tokens.is_multiple_of(3) { 0.5 } else { 0.0 },
             ..SamplingParams::default()
         };
-        if !is_search && self.next_request.is_multiple_of(8) {
+        if !is_plain && !is_search && self.next_request.is_multiple_of(8) {
             let mirostat = Some(Mirostat { version: MirostatVersion::Two, tau: 2.0, eta: 0.1 });
             params.extra = Some(Box::new(ExtraSamplers { mirostat, ..ExtraSamplers::default() }));
         }
@@ -225,7 +244,7 @@ impl World {
         let n = if params.pooling.is_some() { 1 } else { n };
         let n = if is_search { self.make_search(&mut params, prompt.len()) } else { n };
         let random = &mut self.random;
-        let has_rules = params.beam.is_none() && params.pooling.is_none() && random.one_in(4);
+        let has_rules = !is_plain && params.beam.is_none() && params.pooling.is_none() && random.one_in(4);
         let rules = has_rules.then(|| {
             let fails_at = random.one_in(10).then(|| random.below(8) as usize);
             Arc::new(RulesSource { key: random.next(), fails_at }) as Arc<dyn ConstraintSource>
@@ -482,6 +501,17 @@ impl World {
         assert!(plan.num_tokens() <= most && most <= self.config.max_num_batched_tokens);
         let has_budget = most - num_decodes > forecast.prompt_limit;
         self.limited += usize::from(has_budget && num_prompt_tokens > 0);
+        let sampling = self.in_flight.iter().flat_map(|plan| &plan.batch);
+        let awaits_results: HashSet<SeqId> = sampling
+            .filter(|seq| {
+                let decides = |sample: &SamplePlan| {
+                    sample.next.is_some() || sample.params.beam.is_some() || sample.params.draws_on_host()
+                };
+                seq.sample.as_ref().is_some_and(decides)
+            })
+            .map(|seq| seq.seq)
+            .collect();
+        self.left_out += usize::from(!awaits_results.is_empty() && !plan.batch.is_empty());
         let mut written: Vec<BlockId> = {
             let coming = plan.swap_in.iter().flat_map(|swap_in| &swap_in.pairs);
             coming.chain(&plan.copy).map(|pair| pair.1).collect()
@@ -502,10 +532,10 @@ impl World {
                     assert_eq!(history.output.len() + pending, sample.position as usize);
                 }
             }
+            assert!(!awaits_results.contains(&seq.seq), "the next step of {} depends on results", seq.seq);
             if seq.pending {
                 self.pending += 1;
                 let sample = seq.sample.as_ref().expect("a pending token is the last");
-                assert!(!sample.params.draws_on_host(), "the device does not know a token that the host draws");
                 let may_go_on = end < self.config.max_model_len && sample.position < sample.params.max_tokens;
                 assert!(may_go_on, "a token is fed that is the last");
             }

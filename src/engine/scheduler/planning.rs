@@ -33,7 +33,7 @@ pub enum NextStep {
     /// no commit.
     Execute(PlannedStep),
     /// No step can be planned before the next commit: the loop is the simple one, or blocks could run out, or as many
-    /// plans as may be are in flight.
+    /// plans as may be are in flight, or too many sequences would be left out.
     AwaitResults,
     /// There is nothing to do until a request arrives.
     Idle,

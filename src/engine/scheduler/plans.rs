@@ -18,7 +18,7 @@ pub(super) struct PlanInFlight {
     /// In order of rank.
     pub parts: Vec<PlannedPart>,
     pub load: StepLoad,
-    /// No step can be planned before its results are known.
+    /// It samples for a sequence that then [awaits the results](Sequence::awaits_results).
     pub decides: bool,
 }
 

@@ -88,7 +88,8 @@ impl Scheduler {
     /// What a step needs of the device pool; `None`: see [`NextStep::AwaitResults`].
     fn demand(&mut self) -> Option<Demand> {
         let most = if self.config.overlap { MAX_STEPS_IN_FLIGHT } else { 1 };
-        if self.in_flight.len() >= most || self.in_flight.iter().any(|plan| plan.decides) {
+        let some_wait = self.in_flight.iter().any(|plan| plan.decides);
+        if self.in_flight.len() >= most || (some_wait && self.seqs.too_many_await_results()) {
             return None;
         }
         self.resize.settle(&mut self.config, &self.seqs, &self.contracts);
