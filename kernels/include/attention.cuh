@@ -208,8 +208,11 @@ __device__ __forceinline__ void softmax(float (&s)[TOKENS / 8][4], SoftmaxRows& 
         }
         max = fmaxf(max, __shfl_xor_sync(FULL_WARP, max, 1));
         max = fmaxf(max, __shfl_xor_sync(FULL_WARP, max, 2));
-        const float base = max == -INFINITY ? 0.0f : max * scale_log2;
-        const float factor = exp2_approx(rows.max[half] * scale_log2 - base);
+        const float seen = max == -INFINITY ? 0.0f : max;
+        const float base = seen * scale_log2;
+        // Exactly 1 if the maximum stays. The difference of two products would not be 0 where one of them is fused with
+        // the subtraction, and the sums would drift with each tile.
+        const float factor = exp2_approx((rows.max[half] - seen) * scale_log2);
         rows.max[half] = max;
         float sum = rows.sum[half] * factor;
 #pragma unroll

@@ -1,6 +1,8 @@
 //! PagedAttention on the device against the CPU backend: every kind of kernel, head size, group, window and block size,
 //! over a pool that is NaN where nothing was written.
 
+use crate::emulation::ptx::{Architecture, nvcc};
+use crate::emulation::{EmulatedDevice, EmulatedOptions};
 use crate::support::*;
 use pagetide::backend::cpu::CpuBackend;
 use pagetide::backend::cuda::CudaBackend;
@@ -8,6 +10,8 @@ use pagetide::backend::cuda::device::Device;
 use pagetide::backend::{
     AttentionShape, Backend, Batch, BatchSeq, CodeType, DType, KvDType, KvLayout, NO_SOURCE, TensorRole,
 };
+use pagetide::ids::BlockId;
+use std::iter::once;
 use std::rc::Rc;
 
 #[derive(Clone, Debug)]
@@ -256,6 +260,64 @@ fn batch_invariant_attention() {
         let (chunked, row) = (on_cuda(&case(&[(0, 90), (0, 1), (40, 30)], 4), &device(0)), 4 * 32);
         assert_eq!(bits(&whole), bits(&chunked[..90 * row]), "{dtype:?}: in company");
     }
+}
+
+/// One token behind `num_tokens - 1` others that all have the same key, for which one V is 1 in the first half of them
+/// and 0 in the second half. All blocks of a half are the same block.
+fn mean_of_halves(dtype: DType, batch_invariant: bool, num_tokens: usize, device: &Rc<dyn Device>) -> Vec<f32> {
+    const BLOCK_SIZE: usize = 256;
+    const HEAD_DIM: usize = 16;
+    // The product of the score and log2(e) is rounded by nearly as much as numbers of its size can be.
+    const QUERY: f32 = 2.3125;
+    const KEY: f32 = 2.421875;
+    let kv =
+        KvLayout { num_layers: 1, num_kv_heads: 1, head_dim: HEAD_DIM, block_size: BLOCK_SIZE, dtype: dtype.into() };
+    let mut options = options(dtype, 1, kv);
+    (options.max_rows, options.batch_invariant) = (1, batch_invariant);
+    let num_blocks = num_tokens / BLOCK_SIZE;
+    let mut backend = CudaBackend::new(device.clone(), options).unwrap();
+    backend.allocate_kv(kv, num_blocks, 0).unwrap();
+    for (block, value) in [(0, 1.0), (1, 0.0)] {
+        let content = [[KEY; BLOCK_SIZE * HEAD_DIM], [value; BLOCK_SIZE * HEAD_DIM]].concat();
+        backend.write_blocks(&[BlockId(block)], &bytes(&content, dtype));
+    }
+    let mut batch = Batch::default();
+    let table = [vec![0; num_blocks / 2], vec![1; num_blocks / 2]].concat();
+    add(&mut batch, num_tokens - 1, 1, &table, BLOCK_SIZE);
+    let qkv = backend.tensor(1, 3 * HEAD_DIM, TensorRole::Activation).unwrap();
+    let mut out = backend.tensor(1, HEAD_DIM, TensorRole::Activation).unwrap();
+    set(device, &qkv, &[QUERY; 3 * HEAD_DIM]);
+    backend.begin(&batch);
+    backend.attention(&qkv, &AttentionShape { scale: 1.0, ..shape(1, 1, HEAD_DIM) }, 0, &mut out);
+    backend.end_step();
+    backend.finish_step();
+    get(device, &out, HEAD_DIM)
+}
+
+/// While the maximum of the scores stays, what was added up is rescaled by exactly 1. Otherwise the first half of the
+/// tokens would count less (or more) than the second.
+#[test]
+fn sums_do_not_drift_over_many_tiles() {
+    const NUM_TILES: usize = 2048;
+    // The prefill kernel takes 64 tokens at a time, the one without tensor cores 32, and a warp of the decode kernel 16
+    // in each of its partitions.
+    let kernels = [(DType::F16, true, 64), (DType::F32, true, 32), (DType::F16, false, 64)];
+    let check = |device: &Rc<dyn Device>, (dtype, batch_invariant, tile)| {
+        let found = mean_of_halves(dtype, batch_invariant, NUM_TILES * tile, device);
+        assert_eq!(found, [0.5; 16], "{dtype:?}, batch_invariant = {batch_invariant}");
+    };
+    if on_gpu() {
+        return kernels.into_iter().for_each(|kernel| check(&device(0), kernel));
+    }
+    // This is what ptxas makes of the difference of two products.
+    let (exact, fused) = ("(rows.max[half] - seen) * scale_log2", "fmaf(rows.max[half], scale_log2, -base)");
+    breaks("include/attention.cuh", exact, fused, |device| check(&device(0), kernels[0]));
+    let architectures = if nvcc().is_some() { &Architecture::ALL[..] } else { &[] };
+    let devices: Vec<_> = once(None).chain(architectures.iter().copied().map(Some)).collect();
+    parallel(0..(devices.len() * kernels.len()) as u64, |i| {
+        let options = EmulatedOptions { ptx: devices[i as usize / kernels.len()], ..EmulatedOptions::default() };
+        check(&(Rc::new(EmulatedDevice::new(options)) as Rc<dyn Device>), kernels[i as usize % kernels.len()]);
+    });
 }
 
 /// Prompts and decodes on tensor cores.
