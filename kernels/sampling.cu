@@ -1,9 +1,13 @@
 // From logits to tokens and log-probabilities: the same steps as `src/sampling/sampler.rs`, with the same bits except
-// for the sums of log-probabilities. One thread block computes one request.
+// for the sums of log-probabilities. One thread block computes one request, but for the draw: there, a row of logits is
+// split into parts of which each has a thread block.
 #include "include/batch.cuh"
-#include "include/sampling.cuh"
+#include "include/logits_row.cuh"
 
-constexpr int SAMPLE_THREADS = 1024;
+constexpr int ROW_THREADS = 1024;
+constexpr int DRAW_THREADS = 256;
+// The most parts of a row.
+constexpr int MAX_PARTS = 32;
 
 // The host answers requests of kind ON_HOST, and the kernels pass over them.
 enum RequestKind : uint32_t { SAMPLE, SAMPLE_WITH_LOGPROBS, PROMPT_LOGPROBS, ON_HOST };
@@ -34,6 +38,8 @@ struct Request {
     uint32_t target;   // of prompt log-probabilities
     uint32_t num_top;
     uint32_t top;  // first word of the most likely tokens in the results
+    uint32_t num_done;  // thread blocks that have done their part in a pass of the draw; 0 between passes
+    uint32_t padding;
 };
 
 // The result of a request.
@@ -49,19 +55,24 @@ struct TopToken {
     float logprob;
 };
 
+struct DrawState;
+
 struct SamplingParams {
     const float* logits;          // [rows, vocab]
-    const uint32_t* requests;     // Request[num_requests], then their lists
+    uint32_t* requests;           // Request[num_requests], then their lists
     const uint32_t* last_sampled;  // by index of the last step's requests
     uint32_t* sampled;             // by the request's index
     uint32_t* results;             // Result by the request's index, then the most likely tokens
     TopToken* candidates;          // [num_requests][most top tokens]
+    DrawState* draws;              // [num_requests]
     uint32_t vocab;
     uint32_t max_top;
+    uint32_t pass;  // of the draw
+    uint32_t padding;
 };
 
-__device__ __forceinline__ const Request& request_of(const SamplingParams& p) {
-    return reinterpret_cast<const Request*>(p.requests)[blockIdx.x];
+__device__ __forceinline__ Request& request_of(const SamplingParams& p, uint32_t index) {
+    return reinterpret_cast<Request*>(p.requests)[index];
 }
 
 // --- penalties and biases
@@ -70,8 +81,8 @@ constexpr uint32_t IN_PROMPT = 0x80000000u;
 
 // Writes the request's logits to `adjusted` with a mask (such as that of a grammar), biases and penalties. grid:
 // requests
-KERNEL(SAMPLE_THREADS, adjust_logits, SamplingParams) {
-    const Request& request = request_of(p);
+KERNEL(ROW_THREADS, adjust_logits, SamplingParams) {
+    const Request& request = request_of(p, blockIdx.x);
     if (request.adjusted == nullptr) {
         return;
     }
@@ -154,186 +165,257 @@ KERNEL(SAMPLE_THREADS, adjust_logits, SamplingParams) {
 
 // --- the draw
 
-// A value with the lower index where values are equal.
-struct Best {
-    float value;
-    uint32_t index;
+// What the thread blocks of a draw do in a pass. A pass reads a row once.
+enum Stage : uint32_t {
+    FIND_BEST,
+    COUNT_KEYS,     // for top_k: a digit of the radix select among the logits
+    SUM_WEIGHTS,    // for top_p also the highest digit of the radix select among the weights
+    COUNT_WEIGHTS,  // the other digits
+    SUM_LEFT,       // of what top_p leaves
+    DONE,
 };
 
-struct Better {
-    __device__ __forceinline__ bool operator()(const Best& a, const Best& b) const {
-        return a.value > b.value || (a.value == b.value && a.index < b.index);
+constexpr int HIGHEST_KEY_SHIFT = 2 * DIGIT_BITS, HIGHEST_WEIGHT_SHIFT = 3 * DIGIT_BITS;
+
+// How far a draw has come. In a pass, each thread block writes the results of its part. The last one to finish (of all
+// blocks of the request, in whatever order) puts them together in the order of the parts, and writes the rest.
+struct DrawState {
+    unsigned long long bins[BINS];  // all 0 between two passes
+    unsigned long long sums[MAX_PARTS];
+    Best best[MAX_PARTS];
+    uint32_t bounds[MAX_PARTS];
+    uint64_t least;   // the least weight that is left
+    uint64_t prefix;  // the digits that the radix select has found
+    uint64_t target;  // what the amounts in the bins have to reach
+    float max;
+    float least_logit;
+    uint32_t bound;  // no key below it is the k-th largest
+    int shift;       // of the digit
+    Stage stage;
+    uint32_t padding;
+};
+
+// A value that another thread block has written in this launch.
+template <class T> __device__ __forceinline__ T read_shared_by_blocks(const T& value) {
+    return *static_cast<const volatile T*>(&value);
+}
+
+// Whether this thread block is the last of its request to finish its part. What the others have written is then there.
+__device__ __forceinline__ bool is_last_part(Request& request, Scratch& scratch) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        // Releases what the whole thread block has written, and acquires what the others have released.
+        __threadfence();
+        const bool is_last = atomicAdd(&request.num_done, 1u) + 1 == gridDim.x;
+        __threadfence();
+        if (is_last) {
+            request.num_done = 0;
+        }
+        scratch.found = is_last;
     }
+    __syncthreads();
+    const bool is_last = scratch.found != 0;
+    __syncthreads();
+    return is_last;
+}
+
+// Moves what the parts have counted to the bins of this thread block, and finds the bin.
+__device__ __forceinline__ void find_bin_of_all(DrawState& draw, uint64_t target, Scratch& scratch) {
+    for (int bin = threadIdx.x; bin < BINS; bin += blockDim.x) {
+        const uint64_t amount = read_shared_by_blocks(draw.bins[bin]);
+        scratch.low[bin] = static_cast<uint32_t>(amount);
+        scratch.high[bin] = static_cast<uint32_t>(amount >> 32);
+        draw.bins[bin] = 0;
+    }
+    __syncthreads();
+    find_bin(scratch, target);
+}
+
+// Part `blockIdx.x` of a row.
+struct RowPart {
+    uint32_t first, len;
 };
 
-// The largest value of the row and its first index, and the largest that this thread has seen.
-__device__ __forceinline__ Best find_best(const float* row, uint32_t n, Scratch& scratch, float& of_thread) {
-    Best best = {-INFINITY, threadIdx.x < n ? threadIdx.x : n - 1};
+__device__ __forceinline__ RowPart part_of(uint32_t vocab, uint32_t index) {
+    const uint32_t len = ceil_div(vocab, gridDim.x), first = min(index * len, vocab);
+    return {first, min(len, vocab - first)};
+}
+
+// This thread block's part of a pass.
+__device__ __forceinline__ void work_on_part(const Request& request, DrawState& draw, Stage stage, const float* row,
+                                             const RowPart& part, Scratch& scratch) {
+    if (stage == FIND_BEST) {
+        float of_thread = -INFINITY;
+        Best best = {-INFINITY, 0xffffffffu};
+        uint32_t bound = 0;
+        if (part.len > 0) {
+            best = find_best(row + part.first, part.len, scratch, of_thread);
+            best.index += part.first;
+            bound = bound_of_kth(part.len, request.top_k, of_thread, scratch);
+        }
+        for (int bin = blockIdx.x * blockDim.x + threadIdx.x; bin < BINS; bin += gridDim.x * blockDim.x) {
+            draw.bins[bin] = 0;
+        }
+        if (threadIdx.x == 0) {
+            draw.best[blockIdx.x] = best;
+            draw.bounds[blockIdx.x] = bound;
+        }
+        return;
+    }
+    const int shift = draw.shift;
+    const uint64_t prefix = draw.prefix;
+    const bool counts = stage == COUNT_KEYS || stage == COUNT_WEIGHTS ||
+                        (stage == SUM_WEIGHTS && request.top_p_share < uint64_t(1) << 32);
+    if (counts) {
+        clear_bins(scratch);
+    }
+    if (stage == COUNT_KEYS) {
+        const uint32_t bound = draw.bound;
+        for (uint32_t i = threadIdx.x; i < part.len; i += blockDim.x) {
+            const uint32_t key = order_key(sanitize(row[part.first + i]));
+            count_item(scratch, {key, uint64_t(key >= bound)}, shift, prefix);
+        }
+    } else {
+        const Distribution left = {row + part.first, draw.max, request.scale, draw.least_logit, draw.least};
+        uint64_t sum = 0;
 #pragma unroll 4
-    for (uint32_t i = threadIdx.x; i < n; i += blockDim.x) {
-        const float value = sanitize(row[i]);
-        if (value > best.value) {
-            best = {value, i};
+        for (uint32_t i = threadIdx.x; i < part.len; i += blockDim.x) {
+            const uint64_t weight = left.weight(i);
+            sum += weight;
+            if (counts) {
+                count_item(scratch, {weight, weight}, shift, prefix);
+            }
+        }
+        sum = reduce_block<Sum>(static_cast<unsigned long long>(sum), scratch.sums);
+        if (threadIdx.x == 0) {
+            draw.sums[blockIdx.x] = sum;
         }
     }
-    of_thread = best.value;
-#pragma unroll
-    for (int lanes = WARP_SIZE / 2; lanes > 0; lanes /= 2) {
-        const Best other = {__shfl_xor_sync(FULL_WARP, best.value, lanes), __shfl_xor_sync(FULL_WARP, best.index, lanes)};
-        best = Better()(other, best) ? other : best;
-    }
-    if (threadIdx.x % WARP_SIZE == 0) {
-        scratch.floats[threadIdx.x / WARP_SIZE] = best.value;
-        scratch.words[threadIdx.x / WARP_SIZE] = best.index;
-    }
-    __syncthreads();
-    best = {scratch.floats[0], scratch.words[0]};
-    for (uint32_t warp = 1; warp < blockDim.x / WARP_SIZE; warp++) {
-        const Best other = {scratch.floats[warp], scratch.words[warp]};
-        best = Better()(other, best) ? other : best;
-    }
-    __syncthreads();
-    return best;
-}
-
-// The k-th largest value of the row. -inf if there are no more than k. `of_thread`: the thread's largest value.
-__device__ __forceinline__ float kth_largest(const float* row, uint32_t n, uint32_t k, float of_thread,
-                                             Scratch& scratch) {
-    if (k >= n) {
-        return -INFINITY;
-    }
-    // The k-th largest of the threads' maxima is at most the k-th largest value, and few values reach it.
-    uint32_t bound = 0;
-    if (k <= min(n, blockDim.x)) {
-        const auto maxima = [&](uint32_t) -> Item { return {order_key(of_thread), uint64_t(threadIdx.x < n)}; };
-        bound = static_cast<uint32_t>(threshold<3>(maxima, blockDim.x, k, scratch));
-    }
-    const auto values = [&](uint32_t i) -> Item {
-        const uint32_t key = order_key(sanitize(row[i]));
-        return {key, uint64_t(key >= bound)};
-    };
-    return from_order_key(static_cast<uint32_t>(threshold<3>(values, n, k, scratch)));
-}
-
-// The remaining tokens of the distribution.
-struct Distribution {
-    const float* row;
-    float max, scale, least_logit;
-    uint64_t least;
-
-    __device__ __forceinline__ uint64_t weight(uint32_t i) const {
-        const float value = sanitize(row[i]);
-        if (!(value >= least_logit)) {
-            return 0;
+    if (counts) {
+        __syncthreads();
+        for (int bin = threadIdx.x; bin < BINS; bin += blockDim.x) {
+            const uint64_t amount = amount_in(scratch, bin);
+            if (amount != 0) {
+                atomicAdd(&draw.bins[bin], static_cast<unsigned long long>(amount));
+            }
         }
-        const uint64_t weight = to_weight(exp_exact(__fmul_rn(__fsub_rn(value, max), scale)));
-        return weight >= least ? weight : 0;
     }
-};
-
-// Each warp sums one part of the row, in order, into `scratch.sums`. Returns the total.
-__device__ __forceinline__ uint64_t sum_parts(const Distribution& left, uint32_t n, Scratch& scratch) {
-    const uint32_t warp = threadIdx.x / WARP_SIZE, num_warps = blockDim.x / WARP_SIZE;
-    const uint32_t part = ceil_div(n, num_warps), end = min((warp + 1) * part, n);
-    uint64_t sum = 0;
-#pragma unroll 4
-    for (uint32_t i = warp * part + threadIdx.x % WARP_SIZE; i < end; i += WARP_SIZE) {
-        sum += left.weight(i);
-    }
-    sum = reduce_warp<Sum>(sum);
-    if (threadIdx.x % WARP_SIZE == 0) {
-        scratch.sums[warp] = sum;
-    }
-    __syncthreads();
-    uint64_t total = 0;
-    for (uint32_t i = 0; i < num_warps; i++) {
-        total += scratch.sums[i];
-    }
-    return total;
 }
 
-// The first index at which the running sum of the weights exceeds `point`, which is below their total. `scratch.sums`
-// must be those of `sum_parts`.
-__device__ __forceinline__ uint32_t index_at(const Distribution& left, uint32_t n, uint64_t point, Scratch& scratch) {
-    const uint32_t num_warps = blockDim.x / WARP_SIZE, part = ceil_div(n, num_warps);
+__device__ __forceinline__ void begin_selection(DrawState& draw, Stage stage, int shift, uint64_t target) {
+    draw.stage = stage;
+    draw.shift = shift;
+    draw.prefix = 0;
+    draw.target = target;
+}
+
+// Draws a token in proportion to the weights, of which the parts have the sums in `draw`.
+__device__ __forceinline__ uint32_t choose(const SamplingParams& p, const Request& request, const DrawState& draw,
+                                           const float* row, uint64_t total, Scratch& scratch) {
+    uint64_t point = __umul64hi(philox(request.position, request.sample_index, request.seed), total);
     uint32_t chosen = 0;
-    for (; chosen + 1 < num_warps && point >= scratch.sums[chosen]; chosen++) {
-        point -= scratch.sums[chosen];
-    }
-    __syncthreads();
-    // Within that part, each thread takes a few neighbouring tokens.
-    const uint32_t part_end = min((chosen + 1) * part, n), per_thread = ceil_div(part, blockDim.x);
-    const uint32_t first = chosen * part + threadIdx.x * per_thread, end = min(first + per_thread, part_end);
-    uint64_t sum = 0;
-    for (uint32_t i = first; i < end; i++) {
-        sum += left.weight(i);
-    }
-    uint64_t up_to = sum;
-    const uint32_t lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
-    for (uint32_t lanes = 1; lanes < WARP_SIZE; lanes *= 2) {
-        const uint64_t other = __shfl_up_sync(FULL_WARP, up_to, lanes);
-        up_to += lane >= lanes ? other : 0;
-    }
-    if (lane == WARP_SIZE - 1) {
-        scratch.sums[warp] = up_to;
-    }
-    __syncthreads();
-    for (uint32_t i = 0; i < warp; i++) {
-        up_to += scratch.sums[i];
-    }
-    uint64_t before = up_to - sum;
-    if (before <= point && point < up_to) {
-        uint32_t i = first;
-        for (uint64_t weight = left.weight(i); point >= before + weight; weight = left.weight(i)) {
-            before += weight;
-            i++;
+    for (; chosen + 1 < gridDim.x; chosen++) {
+        const uint64_t sum = read_shared_by_blocks(draw.sums[chosen]);
+        if (point < sum) {
+            break;
         }
-        scratch.found = i;
+        point -= sum;
     }
-    __syncthreads();
-    return scratch.found;
+    const RowPart part = part_of(p.vocab, chosen);
+    const Distribution left = {row + part.first, draw.max, request.scale, draw.least_logit, draw.least};
+    sum_of_warps(left, part.len, scratch);
+    return part.first + index_at(left, part.len, point, scratch);
 }
 
-// ceil(total * share / 2^32), in [1, total].
-__device__ __forceinline__ uint64_t share_of(uint64_t total, uint64_t share) {
-    const uint64_t low = total * share, high = __umul64hi(total, share);
-    const uint64_t quotient = (high << 32 | low >> 32) + uint64_t((low & 0xffffffffu) != 0);
-    return quotient < 1 ? 1 : quotient > total ? total : quotient;
+// What the last thread block does when all parts of a pass are done. Returns whether the token is drawn.
+__device__ __forceinline__ bool finish_pass(const SamplingParams& p, const Request& request, DrawState& draw,
+                                            Stage stage, const float* row, Scratch& scratch) {
+    uint32_t token = 0;
+    bool is_drawn = false;
+    if (stage == FIND_BEST) {
+        Best best = {-INFINITY, 0xffffffffu};
+        uint32_t bound = 0;
+        for (uint32_t part = 0; part < gridDim.x; part++) {
+            const Best other = {read_shared_by_blocks(draw.best[part].value),
+                                read_shared_by_blocks(draw.best[part].index)};
+            best = Better()(other, best) ? other : best;
+            bound = Max()(bound, read_shared_by_blocks(draw.bounds[part]));
+        }
+        token = best.index;
+        is_drawn = request.scale == 0.0f || best.value == -INFINITY;
+        if (threadIdx.x == 0) {
+            draw.max = best.value;
+            draw.bound = bound;
+            draw.least = request.min_weight;
+            draw.least_logit = -INFINITY;
+            if (request.top_k != 0 && request.top_k < p.vocab) {
+                begin_selection(draw, COUNT_KEYS, HIGHEST_KEY_SHIFT, request.top_k);
+            } else {
+                begin_selection(draw, SUM_WEIGHTS, HIGHEST_WEIGHT_SHIFT, 0);
+            }
+        }
+    } else {
+        uint64_t total = 0, target = draw.target;
+        if (stage == SUM_WEIGHTS || stage == SUM_LEFT) {
+            for (uint32_t part = 0; part < gridDim.x; part++) {
+                total += read_shared_by_blocks(draw.sums[part]);
+            }
+            target = share_of(total, request.top_p_share);
+            is_drawn = stage == SUM_LEFT || request.top_p_share >= uint64_t(1) << 32;
+        }
+        if (is_drawn) {
+            token = choose(p, request, draw, row, total, scratch);
+        } else {
+            find_bin_of_all(draw, target, scratch);
+            if (threadIdx.x == 0) {
+                const uint64_t prefix = draw.prefix << DIGIT_BITS | scratch.found;
+                if (draw.shift > 0) {
+                    draw.stage = stage == COUNT_KEYS ? COUNT_KEYS : COUNT_WEIGHTS;
+                    draw.shift -= DIGIT_BITS;
+                    draw.prefix = prefix;
+                    draw.target = scratch.found_target;
+                } else if (stage == COUNT_KEYS) {
+                    draw.least_logit = from_order_key(static_cast<uint32_t>(prefix));
+                    begin_selection(draw, SUM_WEIGHTS, HIGHEST_WEIGHT_SHIFT, 0);
+                } else {
+                    draw.least = prefix;
+                    draw.stage = SUM_LEFT;
+                }
+            }
+        }
+    }
+    if (is_drawn && threadIdx.x == 0) {
+        draw.stage = DONE;
+        p.sampled[request.place] = token;
+        reinterpret_cast<Result*>(p.results)[request.place].token = token;
+    }
+    return is_drawn;
 }
 
-// The next token of each request that samples. grid: requests; dynamic shared memory: Scratch
-KERNEL(SAMPLE_THREADS, sample_tokens, SamplingParams) {
-    const Request& request = request_of(p);
+// A pass of the draw of each request that samples. The host launches as many as the requests need. If rows are not
+// split, one launch does all. grid: (parts of a row, requests); dynamic shared memory: Scratch
+KERNEL_OCCUPANCY(DRAW_THREADS, 3, sample_tokens, SamplingParams) {
+    Request& request = request_of(p, blockIdx.y);
     if (request.kind == PROMPT_LOGPROBS || request.kind == ON_HOST) {
         return;
     }
     DYNAMIC_SHARED(shared);
     Scratch& scratch = *reinterpret_cast<Scratch*>(shared);
+    DrawState& draw = p.draws[blockIdx.y];
     const float* row = request.adjusted != nullptr ? request.adjusted : p.logits + uint64_t(request.row) * p.vocab;
-    float of_thread;
-    const Best best = find_best(row, p.vocab, scratch, of_thread);
-    uint32_t token = best.index;
-    if (request.scale != 0.0f && best.value != -INFINITY) {
-        Distribution left = {row, best.value, request.scale, -INFINITY, request.min_weight};
-        if (request.top_k != 0) {
-            left.least_logit = kth_largest(row, p.vocab, request.top_k, of_thread, scratch);
+    Stage stage = p.pass == 0 ? FIND_BEST : draw.stage;
+    const RowPart part = part_of(p.vocab, blockIdx.x);
+    while (stage != DONE) {
+        work_on_part(request, draw, stage, row, part, scratch);
+        if (!is_last_part(request, scratch)) {
+            return;
         }
-        uint64_t total = sum_parts(left, p.vocab, scratch);
-        if (request.top_p_share < uint64_t(1) << 32) {
-            __syncthreads();
-            const auto weights = [&](uint32_t i) -> Item {
-                const uint64_t weight = left.weight(i);
-                return {weight, weight};
-            };
-            left.least = threshold<4>(weights, p.vocab, share_of(total, request.top_p_share), scratch);
-            total = sum_parts(left, p.vocab, scratch);
+        const bool is_drawn = finish_pass(p, request, draw, stage, row, scratch);
+        if (is_drawn || gridDim.x > 1) {
+            return;
         }
-        const uint64_t bits = philox(request.position, request.sample_index, request.seed);
-        token = index_at(left, p.vocab, __umul64hi(bits, total), scratch);
-    }
-    if (threadIdx.x == 0) {
-        p.sampled[request.place] = token;
-        reinterpret_cast<Result*>(p.results)[request.place].token = token;
+        __syncthreads();
+        stage = draw.stage;
     }
 }
 
@@ -384,8 +466,8 @@ __device__ __forceinline__ void write_top(const SamplingParams& p, const Request
 }
 
 // grid: requests; dynamic shared memory: Scratch
-KERNEL(SAMPLE_THREADS, find_logprobs, SamplingParams) {
-    const Request& request = request_of(p);
+KERNEL(ROW_THREADS, find_logprobs, SamplingParams) {
+    const Request& request = request_of(p, blockIdx.x);
     if (request.kind == SAMPLE || request.kind == ON_HOST) {
         return;
     }

@@ -65,20 +65,23 @@ __device__ __forceinline__ uint64_t philox(uint32_t counter0, uint32_t counter1,
     return uint64_t(c[1]) << 32 | c[0];
 }
 
-// --- selection among the items of a thread block
+// --- selection among items
 
 constexpr int DIGIT_BITS = 11;
 constexpr int BINS = 1 << DIGIT_BITS;
 
-// The block's working memory.
+// A thread block's working memory. The amount in a bin has 64 bits in two halves, because shared memory adds numbers of
+// 32 bits only.
 struct Scratch {
-    unsigned long long bins[BINS];
     unsigned long long sums[WARP_SIZE];
     unsigned long long found_target;
     double doubles[WARP_SIZE];
+    uint32_t low[BINS];
+    uint32_t high[BINS];
     uint32_t words[WARP_SIZE];
     float floats[WARP_SIZE];
     uint32_t found;
+    uint32_t padding;
 };
 
 struct Item {
@@ -86,6 +89,37 @@ struct Item {
     // 0: not among the items.
     uint64_t amount;
 };
+
+__device__ __forceinline__ uint64_t amount_in(const Scratch& scratch, int bin) {
+    return uint64_t(scratch.high[bin]) << 32 | scratch.low[bin];
+}
+
+// Every addition to the low half that wraps is followed by one carry, so the sum is exact in any order.
+__device__ __forceinline__ void add_to_bin(Scratch& scratch, uint32_t bin, uint64_t amount) {
+    const uint32_t low = static_cast<uint32_t>(amount);
+    const uint32_t before = atomicAdd(&scratch.low[bin], low);
+    const uint32_t carry = before + low < before;
+    const uint32_t high = static_cast<uint32_t>(amount >> 32) + carry;
+    if (high != 0) {
+        atomicAdd(&scratch.high[bin], high);
+    }
+}
+
+__device__ __forceinline__ void clear_bins(Scratch& scratch) {
+    for (int bin = threadIdx.x; bin < BINS; bin += blockDim.x) {
+        scratch.low[bin] = scratch.high[bin] = 0;
+    }
+    __syncthreads();
+}
+
+// Adds an item to the bin of its digit at `shift`, if its higher digits are `prefix`. Bin 0, which may have most items,
+// is not counted: it is the result if no other bin is.
+__device__ __forceinline__ void count_item(Scratch& scratch, const Item& item, int shift, uint64_t prefix) {
+    const uint64_t digits = item.key >> shift;
+    if (item.amount != 0 && digits >> DIGIT_BITS == prefix && digits % BINS != 0) {
+        add_to_bin(scratch, digits % BINS, item.amount);
+    }
+}
 
 // The first warp adds up the bins from the highest on. `found` is the bin in which the sum reaches `target`, and
 // `found_target` is what the bins before it lack. It is bin 0 if no other bin reaches the target.
@@ -95,7 +129,7 @@ __device__ __forceinline__ void find_bin(Scratch& scratch, uint64_t target) {
         const int highest = BINS - 1 - threadIdx.x * PER_LANE;
         uint64_t sum = 0;
         for (int i = 0; i < PER_LANE; i++) {
-            sum += scratch.bins[highest - i];
+            sum += amount_in(scratch, highest - i);
         }
         uint64_t up_to = sum;
         for (int lanes = 1; lanes < WARP_SIZE; lanes *= 2) {
@@ -109,8 +143,8 @@ __device__ __forceinline__ void find_bin(Scratch& scratch, uint64_t target) {
         }
         if (before < target && target <= up_to) {
             int bin = highest;
-            for (; before + scratch.bins[bin] < target; bin--) {
-                before += scratch.bins[bin];
+            for (; before + amount_in(scratch, bin) < target; bin--) {
+                before += amount_in(scratch, bin);
             }
             scratch.found = bin;
             scratch.found_target = target - before;
@@ -125,17 +159,9 @@ template <int DIGITS, class ItemAt>
 __device__ __forceinline__ uint64_t threshold(const ItemAt& item_at, uint32_t n, uint64_t target, Scratch& scratch) {
     uint64_t prefix = 0;
     for (int shift = (DIGITS - 1) * DIGIT_BITS; shift >= 0; shift -= DIGIT_BITS) {
-        for (int bin = threadIdx.x; bin < BINS; bin += blockDim.x) {
-            scratch.bins[bin] = 0;
-        }
-        __syncthreads();
+        clear_bins(scratch);
         for (uint32_t i = threadIdx.x; i < n; i += blockDim.x) {
-            const Item item = item_at(i);
-            const uint64_t digits = item.key >> shift;
-            // Bin 0, which may have most items, is not counted: it is the result if no other bin is.
-            if (item.amount != 0 && digits >> DIGIT_BITS == prefix && digits % BINS != 0) {
-                atomicAdd(&scratch.bins[digits % BINS], static_cast<unsigned long long>(item.amount));
-            }
+            count_item(scratch, item_at(i), shift, prefix);
         }
         __syncthreads();
         find_bin(scratch, target);

@@ -167,8 +167,12 @@ fn check(seed: u64) {
 }
 
 fn check_on(seed: u64, device: &dyn Fn(u32) -> Rc<dyn Device>) {
+    let vocab = Random(seed).pick(&[1, 2, 31, 64, 65, 300, 1000, 5000]);
+    check_vocab(seed, vocab, device);
+}
+
+fn check_vocab(seed: u64, vocab: usize, device: &dyn Fn(u32) -> Rc<dyn Device>) {
     let random = &mut Random(seed);
-    let vocab = random.pick(&[1, 2, 31, 64, 65, 300, 1000, 5000]);
     let device = device(random.below(thread_orders().len()) as u32);
     let modules = device.load_modules(&[source(), transfers::source()]).unwrap();
     let transfers = Rc::new(TransferKernels::new(&device, modules[1]).unwrap());
@@ -240,6 +244,13 @@ fn same_tokens_as_on_the_cpu() {
     parallel(0..120, |seed| check(seed * 31 + 7));
 }
 
+/// Rows that are split over several thread blocks.
+#[test]
+fn rows_of_many_logits() {
+    parallel(0..6, |seed| check_vocab(seed * 17 + 3, [20_000, 40_000][seed as usize % 2], &device));
+    check_vocab(5, 128_256, &device);
+}
+
 /// More requests than one launch has working memory for.
 #[test]
 fn many_requests_with_penalties() {
@@ -292,14 +303,14 @@ fn broken_kernels_are_noticed() {
         return;
     }
     let breakages = [
-        ("sampling.cu", "!(value >= least_logit)", "!(value > least_logit)"),
-        ("sampling.cu", "return weight >= least ? weight : 0;", "return weight > least ? weight : 0;"),
+        ("include/logits_row.cuh", "!(value >= least_logit)", "!(value > least_logit)"),
+        ("include/logits_row.cuh", "return weight >= least ? weight : 0;", "return weight > least ? weight : 0;"),
         ("sampling.cu", "count & ~IN_PROMPT", "count"),
         ("sampling.cu", "is_first = biases[2 * j] != token;", "is_first = true;"),
         ("sampling.cu", "is_allowed ? sanitize(logits[i]) : -INFINITY", "sanitize(logits[i])"),
-        ("sampling.cu", "point -= scratch.sums[chosen];", ""),
+        ("include/logits_row.cuh", "point -= scratch.sums[chosen];", ""),
         ("sampling.cu", "return {uint64_t(~i),", "return {uint64_t(i),"),
-        ("sampling.cu", "high = __umul64hi(total, share)", "high = 0"),
+        ("include/logits_row.cuh", "high = __umul64hi(total, share)", "high = 0"),
         ("sampling.cu", "value == logit && i < chosen", "value == logit && i > chosen"),
         ("include/sampling.cuh", "__fmul_rn(n, LN2_LOW)", "0.0f"),
         ("include/sampling.cuh", "digits >> DIGIT_BITS == prefix", "true"),
@@ -308,5 +319,22 @@ fn broken_kernels_are_noticed() {
     parallel(0..breakages.len() as u64, |i| {
         let (file, from, to) = breakages[i as usize];
         breaks(file, from, to, |device| (0..120).for_each(|seed| check_on(seed * 31 + 7, device)));
+    });
+    // In the draw from a row that is split.
+    let breakages = [
+        ("sampling.cu", "        point -= sum;\n", ""),
+        ("sampling.cu", "best.index += part.first;", ""),
+        (
+            "sampling.cu",
+            "best = Better()(other, best) ? other : best;\n            bound",
+            "best = other;\n            bound",
+        ),
+        ("sampling.cu", "        draw.bins[bin] = 0;\n    }\n    __syncthreads();", "    }\n    __syncthreads();"),
+        ("sampling.cu", "            request.num_done = 0;\n", ""),
+        ("include/sampling.cuh", "before + low < before;", "0;"),
+    ];
+    parallel(0..breakages.len() as u64, |i| {
+        let (file, from, to) = breakages[i as usize];
+        breaks(file, from, to, |device| (0..6).for_each(|seed| check_vocab(seed * 17 + 3, 20_000, device)));
     });
 }

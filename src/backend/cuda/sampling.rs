@@ -19,7 +19,13 @@ const MAX_ADJUSTED: usize = 32;
 const MAX_REQUESTS: usize = 512;
 const NONE: u32 = u32::MAX;
 /// `struct Scratch`, in shared memory.
-pub const SCRATCH_BYTES: u32 = 8 * 2048 + 8 * 32 + 8 + 8 * 32 + 4 * 32 + 4 * 32 + 8;
+pub const SCRATCH_BYTES: u32 = 8 * 32 + 8 + 8 * 32 + 8 * 2048 + 4 * 32 + 4 * 32 + 8;
+/// The most parts that a row is split into for a draw, each with a thread block of its own.
+const MAX_PARTS: usize = 32;
+/// Logits of a part, unless that would be more parts.
+const PART_LOGITS: usize = 1 << 14;
+/// `struct DrawState`
+const DRAW_BYTES: usize = 8 * 2048 + (8 + 8 + 4) * MAX_PARTS + 3 * 8 + 6 * 4;
 
 /// `struct Request`
 #[derive(Clone, Copy, NoUninit, Zeroable)]
@@ -50,6 +56,8 @@ struct DeviceRequest {
     target: u32,
     num_top: u32,
     top: u32,
+    num_done: u32,
+    padding: u32,
 }
 
 #[derive(Clone, Copy, NoUninit, Zeroable)]
@@ -73,8 +81,11 @@ struct KernelParams {
     sampled: DevicePtr,
     results: DevicePtr,
     candidates: DevicePtr,
+    draws: DevicePtr,
     vocab: u32,
     max_top: u32,
+    pass: u32,
+    padding: u32,
 }
 
 /// The kind of answer that a request of a step will get.
@@ -112,6 +123,8 @@ pub struct SamplingKernels {
     /// The kernels write to it over the bus, each number once.
     results: [PinnedBuffer; MAX_STEPS_IN_FLIGHT],
     candidates: DeviceBuffer,
+    /// `DrawState` for each request of a launch.
+    draws: DeviceBuffer,
     /// `[MAX_ADJUSTED, vocab]` logits, and counts.
     adjusted: DeviceBuffer,
     counts: DeviceBuffer,
@@ -122,6 +135,23 @@ pub struct SamplingKernels {
     ended: VecDeque<(usize, Vec<Expected>)>,
     words: Vec<u32>,
     host: HostDraws,
+}
+
+/// The number of parts of a row in a draw. The result does not depend on it.
+fn num_parts(vocab: usize) -> usize {
+    vocab.div_ceil(PART_LOGITS).clamp(1, MAX_PARTS)
+}
+
+/// How often the draw of a request reads its row (`enum Stage`): for the largest logit, and if the draw is random, three
+/// times for `top_k`, once for the sum of the weights, and four times more for `top_p`.
+fn num_draw_passes(request: &DeviceRequest, vocab: usize) -> u32 {
+    if !matches!(request.kind, SAMPLE | SAMPLE_WITH_LOGPROBS) {
+        return 0;
+    }
+    let is_random = u32::from(request.scale != 0.0);
+    let has_top_k = u32::from(request.top_k != 0 && (request.top_k as usize) < vocab);
+    let has_top_p = u32::from(request.top_p_share < 1 << 32);
+    1 + is_random * (1 + 3 * has_top_k + 4 * has_top_p)
 }
 
 /// The source of [`SamplingKernels`]. It does not depend on the model.
@@ -162,6 +192,7 @@ impl SamplingKernels {
             num_sampled: 0,
             results: pinned(4 * RESULT_WORDS * max_places)?,
             candidates: on_device(size_of::<u64>() * MAX_REQUESTS)?,
+            draws: on_device(DRAW_BYTES * MAX_REQUESTS)?,
             adjusted: on_device(row_bytes)?,
             counts: on_device(row_bytes)?,
             turn: 0,
@@ -231,6 +262,7 @@ impl SamplingKernels {
         words.clear();
         words.resize(requests.len() * size_of::<DeviceRequest>() / 4, 0);
         let (mut adjusts_any, mut logprobs_any, mut max_top, mut num_adjusted) = (false, false, 0, 0);
+        let mut num_passes = 0;
         for (i, request) in requests.iter().enumerate() {
             let row_bytes = 4 * self.vocab;
             let mut entry = self.entry(request, &mut words);
@@ -253,6 +285,7 @@ impl SamplingKernels {
             }
             logprobs_any |= matches!(entry.kind, SAMPLE_WITH_LOGPROBS | PROMPT_LOGPROBS);
             max_top = max_top.max(entry.num_top);
+            num_passes = num_passes.max(num_draw_passes(&entry, self.vocab));
             let bytes = bytemuck::bytes_of(&entry);
             let at = &mut words[i * size_of::<DeviceRequest>() / 4..][..size_of::<DeviceRequest>() / 4];
             bytemuck::cast_slice_mut(at).copy_from_slice(bytes);
@@ -268,16 +301,33 @@ impl SamplingKernels {
             sampled: self.sampled.ptr(),
             results: self.results[self.turn].ptr(),
             candidates: self.candidates.ptr(),
+            draws: self.draws.ptr(),
             vocab: self.vocab as u32,
             max_top,
+            pass: 0,
+            padding: 0,
         };
-        let threads = (self.vocab / 4).next_power_of_two().clamp(64, 1024) as u32;
-        let grid = Grid { blocks: [requests.len() as u32, 1, 1], threads, shared_bytes: SCRATCH_BYTES };
-        let kernels = [(self.adjust, adjusts_any), (self.sample, true), (self.logprobs, logprobs_any)];
-        for (kernel, _) in kernels.into_iter().filter(|(_, wanted)| *wanted) {
+        let launch = |kernel, blocks: [usize; 2], threads: usize, params: KernelParams| {
+            let [x, y] = blocks.map(|blocks| blocks as u32);
+            let grid = Grid { blocks: [x, y, 1], threads: threads as u32, shared_bytes: SCRATCH_BYTES };
             // SAFETY: the struct is the one that the kernels expect. The buffers live as long as `self`, and the logits
             // as long as the backend.
-            unsafe { self.device.launch(kernel, grid, bytemuck::bytes_of(&params))? };
+            unsafe { self.device.launch(kernel, grid, bytemuck::bytes_of(&params)) }
+        };
+        let num_requests = requests.len();
+        let row_threads = (self.vocab / 4).next_power_of_two().clamp(64, 1024);
+        if adjusts_any {
+            launch(self.adjust, [num_requests, 1], row_threads, params)?;
+        }
+        let parts = num_parts(self.vocab);
+        let draw_threads = (self.vocab / parts / 4).next_power_of_two().clamp(64, 256);
+        // A thread block that has a row of its own does all passes in one launch.
+        let num_launches = if parts == 1 { num_passes.min(1) } else { num_passes };
+        for pass in 0..num_launches {
+            launch(self.sample, [parts, num_requests], draw_threads, KernelParams { pass, ..params })?;
+        }
+        if logprobs_any {
+            launch(self.logprobs, [num_requests, 1], row_threads, params)?;
         }
         Ok(())
     }

@@ -31,6 +31,7 @@ const HEADERS: &[(&str, &str)] = files![
     "include/experts.cuh",
     "include/kv_cache.cuh",
     "include/kv_codes.cuh",
+    "include/logits_row.cuh",
     "include/ptx.cuh",
     "include/quantized.cuh",
     "include/reduce.cuh",
