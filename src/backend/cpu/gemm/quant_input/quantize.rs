@@ -2,7 +2,7 @@
 
 use super::super::super::simd::{LANES, Simd, SimdKernel};
 use super::super::float_rows::FloatRows;
-use super::{QuantRow, TileLayout};
+use super::layout::{QuantRow, TileLayout};
 use crate::quant::MAX_BLOCK_WEIGHTS;
 use std::ops::Range;
 
@@ -130,8 +130,8 @@ impl QuantizeRows<'_> {
                 }
                 for lane in 0..LANES {
                     let group = stretch * LANES + lane;
-                    for step in 0..4 {
-                        *out.codes.cast_mut().add((4 * group + step) * stride + row) = words[step][lane] as u32;
+                    for (step, words) in words.iter().enumerate() {
+                        *out.codes.cast_mut().add((4 * group + step) * stride + row) = words[lane] as u32;
                     }
                     *out.minus_sums_16.cast_mut().add(group * stride + row) = minus_sums[lane];
                 }

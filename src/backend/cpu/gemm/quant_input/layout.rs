@@ -1,0 +1,94 @@
+//! Where quantised rows lie in memory.
+
+use super::super::super::simd::LANES;
+use crate::quant::MAX_BLOCK_WEIGHTS;
+
+/// Elements of the smaller blocks, and of the groups of most formats.
+const SMALL: usize = 32;
+/// Elements of the groups of the other formats.
+const HALF: usize = SMALL / 2;
+
+/// Rows in blocks of one length. They are stored in tiles of up to 16 rows, in which the same places of all rows are
+/// side by side: `[place][row]`.
+#[derive(Clone, Copy)]
+pub(super) struct TileLayout {
+    /// The first word of the first tile.
+    pub start: usize,
+    /// Rows of a tile.
+    pub height: usize,
+    /// Elements of a row, with zeros up to a multiple of 256.
+    pub k: usize,
+    pub is_small: bool,
+}
+
+/// Where the parts of a row begin. From one place to the next there are as many words as the tile has rows.
+#[derive(Clone, Copy)]
+pub struct QuantRow {
+    /// Four codes of neighbouring elements in each word.
+    pub codes: *const u32,
+    /// The scale of each block.
+    pub scales: *const f32,
+    /// Minus the sum of the codes of each group of 16 and of 32.
+    pub minus_sums_16: *const i32,
+    pub minus_sums_32: *const i32,
+    /// The sums of the codes of two neighbouring groups of 16 and of 32 in the halves of a word. Small blocks lack
+    /// them.
+    pub pairs_16: *const u32,
+    pub pairs_32: *const u32,
+    /// Words from place to place.
+    pub stride: usize,
+}
+
+/// The most rows of a tile. Tiles begin at multiples of this.
+pub const MAX_TILE_ROWS: usize = LANES;
+
+impl TileLayout {
+    pub fn new(start: usize, rows: usize, k: usize, is_small: bool) -> Self {
+        Self { start, height: rows.min(MAX_TILE_ROWS), k: k.next_multiple_of(MAX_BLOCK_WEIGHTS), is_small }
+    }
+
+    pub fn block(&self) -> usize {
+        if self.is_small { SMALL } else { MAX_BLOCK_WEIGHTS }
+    }
+
+    /// Places of the parts of a row, in the order of [`QuantRow`].
+    fn parts(&self) -> [usize; 6] {
+        let k = self.k;
+        let pairs = if self.is_small { [0, 0] } else { [k / HALF / 2, k / SMALL / 2] };
+        [k / 4, k / self.block(), k / HALF, k / SMALL, pairs[0], pairs[1]]
+    }
+
+    /// Words of a tile: whole cache lines.
+    fn tile_len(&self) -> usize {
+        (self.parts().iter().sum::<usize>() * self.height).next_multiple_of(LANES)
+    }
+
+    pub fn end(&self, rows: usize) -> usize {
+        self.start + rows.div_ceil(MAX_TILE_ROWS) * self.tile_len()
+    }
+
+    /// # Safety
+    /// `words` has this row.
+    #[inline(always)]
+    pub unsafe fn row(&self, words: *const u32, row: usize) -> QuantRow {
+        let [codes, scales, minus_16, minus_32, pairs_16, _] = self.parts();
+        let height = self.height;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let codes_at = words.add(self.start + row / MAX_TILE_ROWS * self.tile_len() + row % MAX_TILE_ROWS);
+            let scales_at = codes_at.add(codes * height);
+            let minus_16_at = scales_at.add(scales * height);
+            let minus_32_at = minus_16_at.add(minus_16 * height);
+            let pairs_16_at = minus_32_at.add(minus_32 * height);
+            QuantRow {
+                codes: codes_at,
+                scales: scales_at.cast(),
+                minus_sums_16: minus_16_at.cast(),
+                minus_sums_32: minus_32_at.cast(),
+                pairs_16: pairs_16_at,
+                pairs_32: pairs_16_at.add(pairs_16 * height),
+                stride: height,
+            }
+        }
+    }
+}
