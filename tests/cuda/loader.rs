@@ -236,7 +236,7 @@ fn logits_are_what_log_probabilities_are_made_of() {
 
 #[test]
 fn the_pool_takes_its_share_of_what_is_left() {
-    let total = 5 << 20;
+    let total = 12 << 20;
     let (_runner, loaded, opened) = load(total, |config| {
         config.device.memory_utilization = Some(0.8);
         // More sequences than fit, so that memory is the limit.

@@ -192,7 +192,7 @@ impl SamplingKernels {
             num_sampled: 0,
             results: pinned(4 * RESULT_WORDS * max_places)?,
             candidates: on_device(size_of::<u64>() * MAX_REQUESTS)?,
-            draws: on_device(DRAW_BYTES * MAX_REQUESTS)?,
+            draws: on_device(DRAW_BYTES * MAX_REQUESTS.min(max_places))?,
             adjusted: on_device(row_bytes)?,
             counts: on_device(row_bytes)?,
             turn: 0,
