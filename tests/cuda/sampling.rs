@@ -309,7 +309,7 @@ fn broken_kernels_are_noticed() {
         ("sampling.cu", "is_first = biases[2 * j] != token;", "is_first = true;"),
         ("sampling.cu", "is_allowed ? sanitize(logits[i]) : -INFINITY", "sanitize(logits[i])"),
         ("include/logits_row.cuh", "point -= scratch.sums[chosen];", ""),
-        ("sampling.cu", "return {uint64_t(~i),", "return {uint64_t(i),"),
+        ("sampling.cu", "value == least && i <= last_equal", "value == least && i < last_equal"),
         ("include/logits_row.cuh", "high = __umul64hi(total, share)", "high = 0"),
         ("sampling.cu", "value == logit && i < chosen", "value == logit && i > chosen"),
         ("include/sampling.cuh", "__fmul_rn(n, LN2_LOW)", "0.0f"),
