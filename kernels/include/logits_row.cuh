@@ -1,5 +1,5 @@
-// What one thread block does with a row of logits, or with a part of one: the largest, the k-th largest, weights and their
-// running sum.
+// What one thread block does with a row of logits, or with a part of one: the largest, the k-th largest, weights and
+// their running sum.
 #pragma once
 #include "sampling.cuh"
 
@@ -45,8 +45,8 @@ __device__ __forceinline__ Best find_best(const float* row, uint32_t n, Scratch&
     return best;
 }
 
-// A key that the k-th largest of `n` values reaches, and few others do: that of the k-th largest of the threads' maxima.
-// 0 if it is unknown. `of_thread`: the thread's largest value.
+// A key that the k-th largest of `n` values reaches, and few others do: that of the k-th largest of the threads'
+// maxima. 0 if it is unknown. `of_thread`: the thread's largest value.
 __device__ __forceinline__ uint32_t bound_of_kth(uint32_t n, uint32_t k, float of_thread, Scratch& scratch) {
     if (k == 0 || k > min(n, blockDim.x)) {
         return 0;

@@ -178,8 +178,8 @@ impl CudaBackend {
         })
     }
 
-    /// The kinds of decode steps that are replayed, each as `(sequences, tokens of each)` of a step of this kind. Empty if
-    /// no steps are.
+    /// The kinds of decode steps that are replayed, each as `(sequences, tokens of each)` of a step of this kind. Empty
+    /// if no steps are.
     pub fn decode_kinds(&self) -> Vec<(usize, usize)> {
         let CudaOptions { graphs, max_seqs, max_logit_rows, max_model_len, .. } = self.options;
         let sizes = if graphs { buckets(max_seqs.min(max_logit_rows)) } else { Vec::new() };
@@ -189,8 +189,8 @@ impl CudaBackend {
         kinds.collect()
     }
 
-    /// Records the decode step that `step` enqueues, without doing it. The pools are allocated, and steps of the largest
-    /// size have been done. The batch's block tables may be missing.
+    /// Records the decode step that `step` enqueues, without doing it. The pools are allocated, and steps of the
+    /// largest size have been done. The batch's block tables may be missing.
     pub fn record(&mut self, step: impl FnOnce(&mut Self)) {
         self.only_records = true;
         step(self);

@@ -44,7 +44,8 @@ use systems::System;
 
 #[derive(Args)]
 pub struct PaperArgs {
-    /// Folder for paper.html, paper.json, the charts (SVG) and what a later run goes on with; it is created if necessary
+    /// Folder for paper.html, paper.json, the charts (SVG) and what a later run goes on with; it is created if
+    /// necessary
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
     /// Run only these parts [default: all]
@@ -53,13 +54,15 @@ pub struct PaperArgs {
     /// Run fewer loads with fewer requests: about two minutes
     #[arg(long)]
     quick: bool,
-    /// Run only what needs no model: the loads on OPT-13B, 66B, 175B and LLaMA-13B by a simulated clock, memory, sharing
+    /// Run only what needs no model: the loads on OPT-13B, 66B, 175B and LLaMA-13B by a simulated clock, memory,
+    /// sharing
     #[arg(long)]
     simulate: bool,
     /// Do not go on with what an earlier run has left in --out
     #[arg(long)]
     fresh: bool,
-    /// Also run generate of Hugging Face transformers on the same requests, with this Python; the model must be a folder
+    /// Also run generate of Hugging Face transformers on the same requests, with this Python; the model must be a
+    /// folder
     #[arg(long, value_name = "PYTHON", conflicts_with = "simulate")]
     transformers: Option<PathBuf>,
     /// Traces whose lengths are simulated too, cut to 2,048 tokens

@@ -338,8 +338,8 @@ fn long() -> Case {
     Case { shape: shape(2, 1, 16), seqs: vec![(1100, 1), (700, 1)], ..tiled() }
 }
 
-/// Computes one sequence's attention in bfloat16, first of the tokens in the cache: `(query heads, KV heads, head size)`,
-/// `(tokens in the cache, new tokens)`.
+/// Computes one sequence's attention in bfloat16, first of the tokens in the cache: `(query heads, KV heads, head
+/// size)`, `(tokens in the cache, new tokens)`.
 pub fn attend(
     device: &Rc<dyn Device>,
     (num_heads, num_kv_heads, head_dim): (usize, usize, usize),

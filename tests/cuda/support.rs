@@ -53,7 +53,8 @@ fn device_with(thread_order: u32, batch_invariant: bool) -> Rc<dyn Device> {
     Rc::new(EmulatedDevice::new(EmulatedOptions { thread_order, ..EmulatedOptions::default() }))
 }
 
-/// [`device`] for whole models, which compute rows that nobody takes: a graph is recorded for more rows than a step has.
+/// [`device`] for whole models, which compute rows that nobody takes: a graph is recorded for more rows than a step
+/// has.
 pub fn model_device() -> Rc<dyn Device> {
     if on_gpu() {
         return device(0);

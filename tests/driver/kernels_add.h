@@ -1,5 +1,5 @@
-// Device memory is the heap's. Every module has the kernel `add`: it adds its parameters' second number to the place that
-// the first points to. Attention's kernels can be loaded.
+// Device memory is the heap's. Every module has the kernel `add`: it adds its parameters' second number to the place
+// that the first points to. Attention's kernels can be loaded.
 #pragma once
 
 static CUdeviceptr device_allocate(size_t bytes) { return (CUdeviceptr)aligned_alloc(256, (bytes + 255) / 256 * 256); }

@@ -1,7 +1,7 @@
 // cuBLASLt without a GPU: products are computed as its manual defines them, by columns, and take as long as the
 // algorithm says. While a stream is recorded they are recorded with it. Of its algorithms 0 is slow, 1 cannot run, 2 is
-// the fastest but cannot do 48 columns, and 3 splits its sums; it would be faster than all others if its matrix were in a
-// cache, where it is if the product before it read the same one.
+// the fastest but cannot do 48 columns, and 3 splits its sums; it would be faster than all others if its matrix were in
+// a cache, where it is if the product before it read the same one.
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

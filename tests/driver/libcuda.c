@@ -316,8 +316,8 @@ CUresult cuDevicePrimaryCtxReset_v2(int device) {
     return device < DEVICES ? 0 : INVALID_VALUE;
 }
 
-// The carve-out of the kernel that was prepared last, and how many of its blocks run on a multiprocessor; -1: as follows
-// from it.
+// The carve-out of the kernel that was prepared last, and how many of its blocks run on a multiprocessor; -1: as
+// follows from it.
 static int last_carve_out, blocks_answer = -1;
 
 int fake_carve_out(void) { return last_carve_out; }

@@ -1,5 +1,5 @@
-//! Batches in which some sequences await the results of a step before their next one can be planned: outputs that follow
-//! rules, beams, and tokens that the host draws. The others are planned ahead.
+//! Batches in which some sequences await the results of a step before their next one can be planned: outputs that
+//! follow rules, beams, and tokens that the host draws. The others are planned ahead.
 
 use crate::model::VOCAB;
 use crate::settings::plain_config;

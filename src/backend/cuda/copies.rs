@@ -38,8 +38,8 @@ pub fn independent_groups(pairs: &[(BlockId, BlockId)]) -> Vec<&[(BlockId, Block
     groups
 }
 
-/// Pinned memory for a list of pairs of blocks, from which the copy kernel reads it. Each of its thread blocks reads one
-/// pair, and then copies kilobytes.
+/// Pinned memory for a list of pairs of blocks, from which the copy kernel reads it. Each of its thread blocks reads
+/// one pair, and then copies kilobytes.
 pub struct CopyList {
     device: Rc<dyn Device>,
     pairs: PinnedBuffer,

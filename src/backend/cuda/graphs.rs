@@ -16,8 +16,8 @@ pub struct GraphKey {
 /// The state of a kind of step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GraphRecording {
-    /// It was not recorded at the start, and has run once. Everything that is loaded at first use is loaded now, because
-    /// nothing may be loaded during a recording.
+    /// It was not recorded at the start, and has run once. Everything that is loaded at first use is loaded now,
+    /// because nothing may be loaded during a recording.
     Warm,
     Ready(GraphId),
 }
@@ -55,8 +55,8 @@ impl Graphs {
         unsafe { self.device.launch_graph(graph) }
     }
 
-    /// Records a step of this kind, which `run` enqueues, without doing it. Everything that it loads or allocates at first
-    /// use must be there.
+    /// Records a step of this kind, which `run` enqueues, without doing it. Everything that it loads or allocates at
+    /// first use must be there.
     pub fn record(&mut self, key: GraphKey, run: impl FnOnce()) -> DeviceResult<()> {
         if matches!(self.recordings.get(&key), Some(GraphRecording::Ready(_))) {
             return Ok(());

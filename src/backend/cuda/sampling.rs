@@ -142,8 +142,8 @@ fn num_parts(vocab: usize) -> usize {
     vocab.div_ceil(PART_LOGITS).clamp(1, MAX_PARTS)
 }
 
-/// How often the draw of a request reads its row (`enum Stage`): for the largest logit, and if the draw is random, three
-/// times for `top_k`, once for the sum of the weights, and four times more for `top_p`.
+/// How often the draw of a request reads its row (`enum Stage`): for the largest logit, and if the draw is random,
+/// three times for `top_k`, once for the sum of the weights, and four times more for `top_p`.
 fn num_draw_passes(request: &DeviceRequest, vocab: usize) -> u32 {
     if !matches!(request.kind, SAMPLE | SAMPLE_WITH_LOGPROBS) {
         return 0;
@@ -217,8 +217,8 @@ impl SamplingKernels {
         self.take_turn();
     }
 
-    /// The copy that makes the last step's tokens those of the previous step. It is to be enqueued before the step being
-    /// enqueued reads [`SamplingKernels::last_sampled`].
+    /// The copy that makes the last step's tokens those of the previous step. It is to be enqueued before the step
+    /// being enqueued reads [`SamplingKernels::last_sampled`].
     pub fn begin_step(&mut self) -> Copy {
         let bytes = 4 * std::mem::take(&mut self.num_sampled);
         Copy { to: self.last_sampled.ptr(), from: self.sampled.ptr(), bytes }
@@ -444,8 +444,8 @@ impl SamplingKernels {
         if expected.is_empty() {
             return Vec::new();
         }
-        // SAFETY: the step is done, so its kernels have written all that is read here, and the next step that writes this
-        // memory has not begun.
+        // SAFETY: the step is done, so its kernels have written all that is read here, and the next step that writes
+        // this memory has not begun.
         let words: &[u32] = bytemuck::cast_slice(unsafe { self.results[turn].as_slice() });
         let answer = |(place, expected): (usize, &Expected)| match expected.kind {
             ON_HOST => LogitsResult::Sampled(self.host.draw()),

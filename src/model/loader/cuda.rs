@@ -228,8 +228,8 @@ fn record_graphs(runner: &mut ModelRunner<CudaBackend>) {
     }
 }
 
-/// A batch of sequences `(num_computed, num_rows)` that share the blocks of a small pool. Each row has a slot of its own
-/// while there are enough.
+/// A batch of sequences `(num_computed, num_rows)` that share the blocks of a small pool. Each row has a slot of its
+/// own while there are enough.
 fn batch_of(seqs: &[(usize, usize)], block_size: usize, num_pool_blocks: usize) -> Batch {
     let mut batch = Batch::default();
     for (num_computed, num_rows) in seqs {

@@ -29,8 +29,8 @@ impl SwapDefaults {
         Self { bytes: |_| DEFAULT_SWAP_BYTES, spare_bytes: available_memory() as usize / 2 }
     }
 
-    /// On a GPU, where all of it is pinned at the start: as much as the device pool, but at most a quarter of the memory
-    /// that is available.
+    /// On a GPU, where all of it is pinned at the start: as much as the device pool, but at most a quarter of the
+    /// memory that is available.
     pub fn of_gpu() -> Self {
         Self { bytes: |device_bytes| pinned_swap_bytes(device_bytes, available_memory() as usize), spare_bytes: 0 }
     }

@@ -192,7 +192,8 @@ fn align<T: PartialEq>([a, b]: &[Vec<T>; 2]) -> Vec<Option<u32>> {
     (0..prefix).for_each(|i| pairs[i] = Some(i as u32));
     (1..=suffix).for_each(|i| pairs[a.len() - i] = Some((b.len() - i) as u32));
     let (a, b) = (&a[prefix..a.len() - suffix], &b[prefix..b.len() - suffix]);
-    // `furthest[k]`: the furthest place in `a` on the diagonal k = (place in a) - (place in b), for each number of edits.
+    // `furthest[k]`: the furthest place in `a` on the diagonal k = (place in a) - (place in b), for each number of
+    // edits.
     let (n, m) = (a.len() as isize, b.len() as isize);
     let most = (n + m).min(MAX_EDITS as isize);
     let mut furthest = vec![0_isize; 2 * most as usize + 3];

@@ -17,8 +17,8 @@ fn with_device<T>(use_it: impl FnOnce(&mut VirtualGpu) -> T) -> T {
     use_it(device.get_or_insert_with(|| VirtualGpu::new(options())))
 }
 
-/// `PTX_SEED` chooses the order of threads. A graph is replayed for fewer rows than it was recorded for, and nobody takes
-/// the others.
+/// `PTX_SEED` chooses the order of threads. A graph is replayed for fewer rows than it was recorded for, and nobody
+/// takes the others.
 fn options() -> GpuOptions {
     let seed = std::env::var("PTX_SEED").ok().and_then(|seed| seed.parse().ok());
     GpuOptions { seed: seed.unwrap_or(1), check_results: false, ..GpuOptions::default() }

@@ -244,8 +244,9 @@ unsafe fn add_chunk<S: Simd, F: PanelFormat, const M: usize, const P: usize>(
         let block_in_row = chunk * F::BLOCKS + block;
         let mut sums = [[simd.splat(0.0); P]; M];
         for part in block * parts_of_block::<F>()..(block + 1) * parts_of_block::<F>() {
-            // With few rows, the prefetches of a part are spread over its steps: the processor handles only a few misses
-            // at a time. With many rows they are together, because the compiler moves no load of an operand across one.
+            // With few rows, the prefetches of a part are spread over its steps: the processor handles only a few
+            // misses at a time. With many rows they are together, because the compiler moves no load of an operand
+            // across one.
             let are_together = M > 2;
             for step in 0..if are_together { 8 } else { 0 } {
                 prefetch::<S, F>(simd, at[0], 8 * part + step);

@@ -1,4 +1,5 @@
-//! Times matrix products as a step runs them: one after the other in a graph, with weights that are not in the L2 cache.
+//! Times matrix products as a step runs them: one after the other in a graph, with weights that are not in the L2
+//! cache.
 //!
 //! A step reads each layer's weights once, and 30 to 100 other matrices before it reads them again. A product that is
 //! repeated on one matrix finds up to 50 MB of it in an H100's L2 cache, and launched one by one it waits for the host.

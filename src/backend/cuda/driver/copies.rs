@@ -136,7 +136,8 @@ impl CopyCalls {
         for batch in small.chunks(MAX_BATCH) {
             // SAFETY: the caller's promise.
             if unsafe { !self.method.get().batched || !self.copy_at_once(stream, batch)? } {
-                // SAFETY: the caller's promise. A batch that was refused has copied nothing that may not be copied again.
+                // SAFETY: the caller's promise. A batch that was refused has copied nothing that may not be copied
+                // again.
                 batch.iter().try_for_each(|copy| unsafe { self.copy(stream, *copy) })?;
             }
         }

@@ -1,9 +1,9 @@
 //! Batch-invariant products: a row of the result has the same bits whatever number of rows is computed.
 //!
-//! An algorithm that sums in one piece computes a row in the same way for any number of rows, as far as is known. That is
-//! proven: when a product is first done, a few different rows are multiplied in batches of every size that steps have, and
-//! the bits of the first, middle and last rows are compared. A size for which no algorithm has these bits is computed in
-//! pieces of sizes that have them.
+//! An algorithm that sums in one piece computes a row in the same way for any number of rows, as far as is known. That
+//! is proven: when a product is first done, a few different rows are multiplied in batches of every size that steps
+//! have, and the bits of the first, middle and last rows are compared. A size for which no algorithm has these bits is
+//! computed in pieces of sizes that have them.
 
 use super::super::device::{DeviceError, DevicePtr, DeviceResult, Matmul};
 use super::super::graphs::buckets;

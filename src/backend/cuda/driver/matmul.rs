@@ -4,8 +4,8 @@
 //! product `D[n, m] = Wᵀ · X` with `W: [k, n]` and `X: [k, m]`.
 //!
 //! The fastest of its algorithms is measured, for each product and for each number of rows that is a power of two, with
-//! weights that are not in the cache (`cold_weights`). When a product first has that many rows, all smaller powers of two
-//! are measured too. So the start, which runs a step of the largest size, measures everything.
+//! weights that are not in the cache (`cold_weights`). When a product first has that many rows, all smaller powers of
+//! two are measured too. So the start, which runs a step of the largest size, measures everything.
 
 use super::super::device::{DeviceError, DevicePtr, DeviceResult, Matmul, Stream};
 use super::cold_weights::ColdWeights;

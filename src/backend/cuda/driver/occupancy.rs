@@ -45,8 +45,8 @@ impl SmLimits {
         (shared_bytes + self.reserved_shared_bytes).next_multiple_of(SHARED_UNIT)
     }
 
-    /// Thread blocks of `threads` threads with so many registers each that run at the same time, by the rules of NVIDIA's
-    /// occupancy calculator.
+    /// Thread blocks of `threads` threads with so many registers each that run at the same time, by the rules of
+    /// NVIDIA's occupancy calculator.
     pub fn blocks(&self, threads: u32, registers: u32, shared_bytes: u32) -> u32 {
         let warps = threads.div_ceil(WARP).max(1);
         let of_warp = (registers.max(1) * WARP).next_multiple_of(REGISTER_UNIT);
@@ -56,8 +56,8 @@ impl SmLimits {
         self.blocks.min(by_registers).min(by_threads).min(by_shared)
     }
 
-    /// The share of the memory for L1 and shared memory, in percent of the most shared memory, that `blocks` thread blocks
-    /// need as shared memory.
+    /// The share of the memory for L1 and shared memory, in percent of the most shared memory, that `blocks` thread
+    /// blocks need as shared memory.
     pub fn carve_out(&self, blocks: u32, shared_bytes: u32) -> u32 {
         let wanted = u64::from(blocks) * u64::from(self.shared_bytes_of(shared_bytes));
         (wanted * 100).div_ceil(u64::from(self.shared_bytes.max(1))).min(100) as u32

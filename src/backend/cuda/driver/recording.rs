@@ -6,8 +6,8 @@ use cudarc::driver::sys;
 
 /// Begins to record what is enqueued on the compute stream.
 pub fn begin(context: &Context) -> DeviceResult<()> {
-    // Relaxed, because other streams are used meanwhile and cuBLASLt may load a kernel. The stricter modes guard against
-    // the use of the legacy stream, which is not used here.
+    // Relaxed, because other streams are used meanwhile and cuBLASLt may load a kernel. The stricter modes guard
+    // against the use of the legacy stream, which is not used here.
     let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_RELAXED;
     // SAFETY: the stream is the context's.
     let begun = unsafe { sys::cuStreamBeginCapture_v2(context.stream(Stream::Compute), mode) };

@@ -23,8 +23,8 @@ impl<'a> Timer<'a> {
         Ok(timer)
     }
 
-    /// Milliseconds from the start of what `enqueue` enqueues to its end. If the stream has nothing to do meanwhile, this
-    /// includes the time that enqueuing takes.
+    /// Milliseconds from the start of what `enqueue` enqueues to its end. If the stream has nothing to do meanwhile,
+    /// this includes the time that enqueuing takes.
     pub fn time(&self, enqueue: impl FnOnce() -> DeviceResult<()>) -> DeviceResult<f32> {
         let stream = self.context.stream(self.stream);
         let check = |result: CUresult, call| self.context.check(result, call);

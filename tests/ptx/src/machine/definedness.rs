@@ -1,9 +1,9 @@
 //! Values that depend on bytes of global memory which nothing wrote.
 //!
 //! Loading such bytes and copying them is no error: a kernel may copy a whole block of which a part is filled, or
-//! compute what it then drops. Using them is one, as in Valgrind's memcheck (Seward and Nethercote 2005): as an address,
-//! for a decision, or, with `GpuOptions::check_results`, in a computation whose result goes to global memory. Every register has the lanes whose
-//! value is undefined, and each instruction passes them on to its results.
+//! compute what it then drops. Using them is one, as in Valgrind's memcheck (Seward and Nethercote 2005): as an
+//! address, for a decision, or, with `GpuOptions::check_results`, in a computation whose result goes to global memory.
+//! Every register has the lanes whose value is undefined, and each instruction passes them on to its results.
 
 use super::access::AccessTarget;
 use super::lanes_of;

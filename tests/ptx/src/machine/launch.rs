@@ -25,8 +25,8 @@ pub struct GpuOptions {
     pub resident_blocks: usize,
     /// Warp instructions after which a launch counts as stuck.
     pub max_instructions: u64,
-    /// Reports results in global memory that depend on global memory which nothing wrote. A program may compute rows that
-    /// nobody takes: without, such results count as unwritten.
+    /// Reports results in global memory that depend on global memory which nothing wrote. A program may compute rows
+    /// that nobody takes: without, such results count as unwritten.
     pub check_results: bool,
     /// How far results of `ex2.approx` and the like are from the exact ones, from -1 to 1 times the manual's bound.
     pub approximation_error: f64,
