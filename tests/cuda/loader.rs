@@ -65,21 +65,25 @@ fn token(runner: &mut impl StepRunner) -> u32 {
             tokens: prompt.iter().copied().collect(),
             pending: false,
             table: Arc::new(vec![BlockId(2)]),
-            sample: Some(SamplePlan {
-                next: None,
-                params: Arc::new(SamplingParams { temperature: 0.0, ..SamplingParams::default() }),
-                position: 0,
-                history: None,
-                mu: 0.0,
-                first_sample: 0,
-                num_samples: 1,
-            }),
+            sample: Some(greedy_sample()),
             prompt_logprobs: None,
         }],
         ..StepPlan::default()
     };
     runner.submit(&plan);
     runner.finish().seqs[0].sampled[0].token
+}
+
+fn greedy_sample() -> SamplePlan {
+    SamplePlan {
+        next: None,
+        params: Arc::new(SamplingParams { temperature: 0.0, ..SamplingParams::default() }),
+        position: 0,
+        history: None,
+        mu: 0.0,
+        first_sample: 0,
+        num_samples: 1,
+    }
 }
 
 /// Decode steps of these sequences, of so many tokens each.
@@ -91,15 +95,7 @@ fn decode(runner: &mut impl StepRunner, num_seqs: u32, len: usize, block_size: u
         tokens: [3].into_iter().collect(),
         pending: false,
         table: Arc::new((0..len.div_ceil(block_size) as u32).map(|block| BlockId(4 * block + seq)).collect()),
-        sample: Some(SamplePlan {
-            next: None,
-            params: Arc::new(SamplingParams { temperature: 0.0, ..SamplingParams::default() }),
-            position: 0,
-            history: None,
-            mu: 0.0,
-            first_sample: 0,
-            num_samples: 1,
-        }),
+        sample: Some(greedy_sample()),
         prompt_logprobs: None,
     };
     runner.submit(&StepPlan { batch: (0..num_seqs).map(planned).collect(), ..StepPlan::default() });
