@@ -44,32 +44,34 @@ impl ModelShape {
         };
         // Models of several kinds of input keep their decoder's shape in an object of its own.
         let text = if config["text_config"].is_object() { &config["text_config"] } else { config };
-        let find = |keys: &[&str]| keys.iter().find_map(|key| text[*key].as_u64()).map(|number| number as usize);
-        let need = |keys: &[&str]| {
-            find(keys).filter(|number| *number > 0).ok_or_else(|| format!("{} is missing, or not above 0", keys[0]))
-        };
-        let num_layers = need(&["num_hidden_layers", "n_layer", "num_layers"])?;
-        let hidden = need(&["hidden_size", "n_embd", "d_model"])?;
-        let num_heads = need(&["num_attention_heads", "n_head", "n_heads"])?;
-        let num_kv_heads = find(&["num_key_value_heads", "num_kv_heads"]).unwrap_or(num_heads);
-        let head_dim = find(&["head_dim"]).unwrap_or(hidden / num_heads);
-        let kv_elements = match find(&["kv_lora_rank"]) {
+        let numbers = Numbers { text };
+        let num_layers = numbers.need(&["num_hidden_layers", "n_layer", "num_layers"])?;
+        let hidden = numbers.need(&["hidden_size", "n_embd", "d_model"])?;
+        let num_heads = numbers.need(&["num_attention_heads", "n_head", "n_heads"])?;
+        let num_kv_heads = numbers.find(&["num_key_value_heads", "num_kv_heads"])?.unwrap_or(num_heads);
+        let head_dim = numbers.find(&["head_dim"])?.unwrap_or(hidden / num_heads);
+        let kv_elements = match numbers.find(&["kv_lora_rank"])? {
             // Multi-head latent attention keeps one compressed vector and a shared rotary key.
-            Some(rank) => rank + find(&["qk_rope_head_dim"]).unwrap_or(0),
+            Some(rank) => rank + numbers.find(&["qk_rope_head_dim"])?.unwrap_or(0),
             None => 2 * num_kv_heads * head_dim,
         };
         let (num_full_layers, num_sliding_layers) = attention_layers(text, num_layers);
         let dtype = ["torch_dtype", "dtype"].into_iter().find_map(|key| text[key].as_str().or(config[key].as_str()));
-        Ok(Self {
+        let shape = Self {
             name,
             num_full_layers,
             num_sliding_layers,
-            window: find(&["sliding_window"]).unwrap_or(0),
+            window: numbers.find(&["sliding_window"])?.unwrap_or(0),
             kv_elements,
             element_bytes: if dtype == Some("float32") { 4 } else { 2 },
-            max_model_len: find(&["max_position_embeddings", "n_positions", "max_seq_len"]).unwrap_or(2_048),
-            num_parameters: Parameters { text, num_layers, hidden, num_heads, num_kv_heads, head_dim }.count(),
-        })
+            max_model_len: numbers.find(&["max_position_embeddings", "n_positions", "max_seq_len"])?.unwrap_or(2_048),
+            num_parameters: Parameters { numbers, num_layers, hidden, num_heads, num_kv_heads, head_dim }.count()?,
+        };
+        let kv = shape.kv_bytes_per_token();
+        if !(1..=MAX_KV_BYTES_PER_TOKEN).contains(&kv) {
+            return Err(format!("a token would have {kv} bytes of KV: 1 to {MAX_KV_BYTES_PER_TOKEN} are supported"));
+        }
+        Ok(shape)
     }
 
     /// Of a token that every layer keeps.
@@ -95,9 +97,39 @@ fn attention_layers(text: &Value, num_layers: usize) -> (usize, usize) {
     (count("full_attention") + count("chunked_attention"), count("sliding_attention"))
 }
 
+/// The largest number of a configuration. Products of three of them and a few factors fit into 64 bits.
+const MAX_NUMBER: u64 = 1 << 20;
+/// The longest context, and the largest vocabulary.
+const MAX_LENGTH: u64 = 1 << 30;
+const MAX_KV_BYTES_PER_TOKEN: u64 = 1 << 30;
+const MAX_PARAMETERS: u128 = 1_000_000_000_000_000;
+
+/// The numbers of a configuration. One that is no whole number, or too large, is refused by its name.
+#[derive(Clone, Copy)]
+struct Numbers<'a> {
+    text: &'a Value,
+}
+
+impl Numbers<'_> {
+    /// The first of these keys that is there and not null.
+    fn find(self, keys: &[&str]) -> Result<Option<usize>, String> {
+        let Some(key) = keys.iter().find(|key| !self.text[**key].is_null()) else { return Ok(None) };
+        let is_length = ["max_position_embeddings", "n_positions", "max_seq_len", "sliding_window", "vocab_size"];
+        let most = if is_length.contains(key) { MAX_LENGTH } else { MAX_NUMBER };
+        match self.text[*key].as_u64() {
+            Some(number) if number <= most => Ok(Some(number as usize)),
+            _ => Err(format!("{key} is {}: it has to be a whole number from 0 to {most}", self.text[*key])),
+        }
+    }
+
+    fn need(self, keys: &[&str]) -> Result<usize, String> {
+        self.find(keys)?.filter(|number| *number > 0).ok_or_else(|| format!("{} is missing, or not above 0", keys[0]))
+    }
+}
+
 /// For counting parameters.
 struct Parameters<'a> {
-    text: &'a Value,
+    numbers: Numbers<'a>,
     num_layers: usize,
     hidden: usize,
     num_heads: usize,
@@ -110,27 +142,30 @@ const WITHOUT_GATE: [&str; 9] =
     ["opt", "gpt2", "gpt_neox", "gptj", "bloom", "falcon", "phi", "gpt_bigcode", "starcoder2"];
 
 impl Parameters<'_> {
-    fn find(&self, keys: &[&str]) -> Option<usize> {
-        keys.iter().find_map(|key| self.text[*key].as_u64()).map(|number| number as usize)
-    }
-
-    fn count(&self) -> u64 {
-        let Self { text, num_layers, hidden, num_heads, num_kv_heads, head_dim } = *self;
+    fn count(&self) -> Result<u64, String> {
+        let text = self.numbers.text;
+        let find = |keys: &[&str]| self.numbers.find(keys).map(|number| number.map(|number| number as u128));
+        let (num_layers, hidden) = (self.num_layers as u128, self.hidden as u128);
         let family = text["model_type"].as_str().unwrap_or_default();
-        let inner = self.find(&["intermediate_size", "ffn_dim", "n_inner"]).unwrap_or(4 * hidden);
+        let inner = find(&["intermediate_size", "ffn_dim", "n_inner"])?.unwrap_or(4 * hidden);
         let matrices = if WITHOUT_GATE.contains(&family) { 2 } else { 3 };
         let dense = matrices * hidden * inner;
-        let experts = self.find(&["num_local_experts", "num_experts", "n_routed_experts"]).unwrap_or(0);
-        let expert = matrices * hidden * self.find(&["moe_intermediate_size"]).unwrap_or(inner);
-        let num_dense = if experts == 0 { num_layers } else { self.find(&["first_k_dense_replace"]).unwrap_or(0) };
-        let shared = self.find(&["n_shared_experts"]).unwrap_or(0) * expert;
+        let experts = find(&["num_local_experts", "num_experts", "n_routed_experts"])?.unwrap_or(0);
+        let expert = matrices * hidden * find(&["moe_intermediate_size"])?.unwrap_or(inner);
+        let num_dense = if experts == 0 { num_layers } else { find(&["first_k_dense_replace"])?.unwrap_or(0) };
+        let shared = find(&["n_shared_experts"])?.unwrap_or(0) * expert;
         let sparse = experts * (expert + hidden) + shared;
-        let attention = 2 * hidden * head_dim * (num_heads + num_kv_heads);
-        let embedding = self.find(&["vocab_size"]).unwrap_or(0) * hidden;
+        let attention = 2 * hidden * self.head_dim as u128 * (self.num_heads + self.num_kv_heads) as u128;
+        let embedding = find(&["vocab_size"])?.unwrap_or(0) * hidden;
         // The default of transformers' classes.
         let is_tied = text["tie_word_embeddings"].as_bool().unwrap_or(WITHOUT_GATE.contains(&family));
-        let layers = num_layers * attention + num_dense * dense + (num_layers - num_dense.min(num_layers)) * sparse;
-        (layers + embedding * if is_tied { 1 } else { 2 }) as u64
+        let num_sparse = num_layers - num_dense.min(num_layers);
+        let layers = num_layers * attention + num_dense.min(num_layers) * dense + num_sparse * sparse;
+        let total = layers + embedding * if is_tied { 1 } else { 2 };
+        match u64::try_from(total) {
+            Ok(count) if total <= MAX_PARAMETERS => Ok(count),
+            _ => Err(format!("it would have {total} parameters: at most {MAX_PARAMETERS} are supported")),
+        }
     }
 }
 
@@ -179,5 +214,50 @@ mod tests {
     fn what_is_missing_is_named() {
         let error = ModelShape::of(&json!({ "hidden_size": 8 }), String::new()).unwrap_err();
         assert!(error.contains("num_hidden_layers"), "{error}");
+    }
+
+    #[test]
+    fn absurd_numbers_are_refused_by_their_names() {
+        let base = json!({ "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100 });
+        let refusal = |key: &str, value: Value| {
+            let mut config = base.clone();
+            config[key] = value;
+            ModelShape::of(&config, String::new()).unwrap_err()
+        };
+        let names: Vec<String> = ModelShape::of(&base, String::new()).map(|shape| vec![shape.name]).unwrap();
+        assert_eq!(names, ["model"]);
+        for key in [
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "head_dim",
+            "vocab_size",
+            "intermediate_size",
+            "num_experts",
+            "kv_lora_rank",
+            "sliding_window",
+            "max_position_embeddings",
+        ] {
+            for value in [json!(u64::MAX), json!(1_u64 << 40), json!(-1), json!(1.5), json!("8"), json!([8])] {
+                let error = refusal(key, value);
+                assert!(error.contains(key) && error.contains("from 0 to"), "{error}");
+            }
+        }
+        assert!(refusal("num_key_value_heads", json!(0)).contains("0 bytes of KV"));
+        // No head has a dimension.
+        assert!(refusal("num_attention_heads", json!(65)).contains("0 bytes of KV"));
+    }
+
+    #[test]
+    fn the_largest_numbers_overflow_nothing() {
+        let most = 1 << 20;
+        let mut config = json!({ "hidden_size": most, "num_hidden_layers": most, "num_attention_heads": most });
+        for key in ["num_key_value_heads", "head_dim", "intermediate_size", "num_experts", "n_shared_experts"] {
+            config[key] = json!(most);
+        }
+        config["vocab_size"] = json!(1 << 30);
+        let error = ModelShape::of(&config, String::new()).unwrap_err();
+        assert!(error.contains("parameters"), "{error}");
     }
 }
