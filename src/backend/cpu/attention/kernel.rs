@@ -401,10 +401,10 @@ impl<E: CacheType> UnitKernel<'_, E> {
         let mut i = 0;
         unsafe {
             while i < n {
-                if S::QUERIES == 4 && i + 8 <= n {
+                if const { S::QUERIES == 4 } && i + 8 <= n {
                     self.scores_of::<S, 8>(simd, i);
                     i += 8;
-                } else if S::QUERIES == 4 && i + 4 <= n {
+                } else if const { S::QUERIES == 4 } && i + 4 <= n {
                     self.scores_of::<S, 4>(simd, i);
                     i += 4;
                 } else if i + 2 <= n {
@@ -522,7 +522,7 @@ impl<E: CacheType> UnitKernel<'_, E> {
             // too.
             let alike = |r: usize| i + r <= n && self.visible_in_tile(i + r - 1, tile) == range;
             unsafe {
-                if S::QUERIES == 4 && alike(4) {
+                if const { S::QUERIES == 4 } && alike(4) {
                     self.accumulate_rows::<S, 4>(simd, i, range, state);
                     i += 4;
                 } else if alike(2) {
@@ -548,7 +548,7 @@ impl<E: CacheType> UnitKernel<'_, E> {
         let mut d = 0;
         unsafe {
             while d < dim {
-                if S::QUERIES == 4 && d + 4 * LANES <= dim {
+                if const { S::QUERIES == 4 } && d + 4 * LANES <= dim {
                     self.accumulate_block::<S, R, 4>(simd, first, d, range, state);
                     d += 4 * LANES;
                 } else if d + 2 * LANES <= dim {

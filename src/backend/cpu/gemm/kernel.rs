@@ -113,8 +113,8 @@ impl<F: WeightsFormat> SimdKernel for ProductKernel<'_, F> {
                     panel += 1;
                 } else {
                     match width {
-                        4 => self.rows::<S, 4>(simd, panel),
-                        2 => self.rows::<S, 2>(simd, panel),
+                        4 if const { has_width::<S>(4) } => self.rows::<S, 4>(simd, panel),
+                        2 if const { has_width::<S>(2) } => self.rows::<S, 2>(simd, panel),
                         _ => self.rows::<S, 1>(simd, panel),
                     }
                     panel += width;
@@ -141,21 +141,20 @@ impl<F: WeightsFormat> ProductKernel<'_, F> {
                         row += $height;
                     }};
                 }
-                if P == 4 {
+                if const { P > S::TILE_PANELS } {
                     tile!(1);
                     continue;
                 }
                 match (rows - row).min(S::TILE_ROWS) {
                     1 => tile!(1),
-                    2 => tile!(2),
-                    3 => tile!(3),
-                    4 => tile!(4),
-                    5 if S::TILE_ROWS > 4 => tile!(5),
-                    6 if S::TILE_ROWS > 4 => tile!(6),
-                    7 if S::TILE_ROWS > 4 => tile!(7),
-                    12 if S::TILE_ROWS > 4 => tile!(12),
-                    _ if S::TILE_ROWS > 4 => tile!(8),
-                    _ => tile!(4),
+                    3 if const { S::TILE_ROWS > 2 } => tile!(3),
+                    4 if const { S::TILE_ROWS > 2 } => tile!(4),
+                    5 if const { S::TILE_ROWS > 4 } => tile!(5),
+                    6 if const { S::TILE_ROWS > 4 } => tile!(6),
+                    7 if const { S::TILE_ROWS > 4 } => tile!(7),
+                    12 if const { S::TILE_ROWS > 4 } => tile!(12),
+                    8.. if const { S::TILE_ROWS > 4 } => tile!(8),
+                    _ => tile!(2),
                 }
             }
         }
@@ -197,6 +196,12 @@ impl<F: WeightsFormat> ProductKernel<'_, F> {
             }
         }
     }
+}
+
+/// Whether tiles of this many panels are used. Branches on it are constants (`const { .. }`), so that the compiler makes
+/// no code for tiles that an instruction set does not use.
+const fn has_width<S: Simd>(panels: usize) -> bool {
+    panels == S::ROW_PANELS || panels == S::TILE_PANELS
 }
 
 /// How far ahead weights are prefetched where memory is the limit.

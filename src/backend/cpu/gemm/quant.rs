@@ -169,20 +169,17 @@ impl<F: PanelFormat> QuantKernel<'_, F> {
             let rest = (end - row).min(MAX_TILE_ROWS - row % MAX_TILE_ROWS).min(S::QUANT_ROWS);
             // SAFETY: the caller's promise; no tile is taller than the rows that are left.
             unsafe {
+                // Constants, so that the compiler makes no code for tiles that an instruction set does not use.
                 match rest {
                     1 => {
                         self.tile::<S, 1>(simd, row, panel);
                         row += 1;
                     }
-                    2 | 3 => {
-                        self.tile::<S, 2>(simd, row, panel);
-                        row += 2;
-                    }
-                    8.. if S::QUANT_ROWS >= 8 => {
+                    8.. if const { S::QUANT_ROWS >= 8 } => {
                         self.tile::<S, 8>(simd, row, panel);
                         row += 8;
                     }
-                    _ if S::QUANT_ROWS >= 4 => {
+                    4.. if const { S::QUANT_ROWS >= 4 } => {
                         self.tile::<S, 4>(simd, row, panel);
                         row += 4;
                     }
@@ -259,10 +256,10 @@ unsafe fn add_chunk<S: Simd, F: PanelFormat, const M: usize, const P: usize>(
                 let words = x.codes.add(part_in_row * (PART / 4) * x.stride);
                 macro_rules! four_steps {
                     ($half:literal: $($step:literal)*) => {
-                        if $half * HALF % F::GROUP == 0 {
+                        if const { $half * HALF % F::GROUP == 0 } {
                             ints = begin::<S, F, M, P>(simd, x, 2 * part_in_row + $half);
                         }
-                        if S::SUMS_FOUR && !F::IS_SIGNED {
+                        if const { S::SUMS_FOUR && !F::IS_SIGNED } {
                             let mut codes = [[simd.table(&[0; LANES]); 4]; P];
                             $(
                                 if !are_together {
@@ -291,7 +288,7 @@ unsafe fn add_chunk<S: Simd, F: PanelFormat, const M: usize, const P: usize>(
                                 add_products::<S, F, M, P>(simd, &mut ints, codes, words.add($step * x.stride));
                             )*
                         }
-                        if ($half + 1) * HALF % F::GROUP == 0 {
+                        if const { ($half + 1) * HALF % F::GROUP == 0 } {
                             for p in 0..P {
                                 let scale = format.scale(simd, at[p], (part * PART + $half * HALF) / F::GROUP);
                                 for m in 0..M {

@@ -157,7 +157,7 @@ impl<E: CacheType> UnitKernel<'_, E> {
         unsafe {
             let key_scales = [simd.load_bf16(codes[0].key_scales), simd.load_bf16(codes[1].key_scales)];
             while i < n {
-                if S::QUERIES == 4 && i + 4 <= n {
+                if const { S::QUERIES == 4 } && i + 4 <= n {
                     self.short_scores_of::<S, 4>(simd, key_scales, i);
                     i += 4;
                 } else if i + 2 <= n {
