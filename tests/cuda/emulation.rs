@@ -18,6 +18,7 @@ use pagetide::backend::cuda::device::{
     Copy, Device, DeviceError, DeviceEvent, DeviceInfo, DevicePtr, DeviceResult, GraphId, Grid, KernelId, Matmul,
     ModuleId, ModuleSource, PinnedMemory, Stream,
 };
+use ptx_interpreter::GpuOptions;
 use ptx_interpreter::counters::Counters;
 use std::alloc::Layout;
 use std::cell::{Cell, RefCell};
@@ -105,10 +106,15 @@ impl EmulatedDevice {
             total_memory: options.total_memory,
         };
         let seed = options.seed.wrapping_add(u64::from(options.thread_order) << 32);
-        let interpreter = |architecture| RefCell::new(Interpreter::new(architecture, seed, !options.takes_unwritten));
-        let interpreter = options.ptx.map(interpreter);
+        let of_gpu = GpuOptions {
+            seed,
+            sanitize: options.sanitizes,
+            check_results: !options.takes_unwritten,
+            ..GpuOptions::default()
+        };
+        let interpreter = options.ptx.map(|architecture| RefCell::new(Interpreter::new(architecture, of_gpu)));
         if let Some(interpreter) = interpreter.as_ref().filter(|_| options.counts) {
-            interpreter.borrow_mut().counters = Some(Vec::new());
+            interpreter.borrow_mut().launches = Some(Vec::new());
         }
         Self {
             info,
@@ -136,15 +142,10 @@ impl EmulatedDevice {
         self.fails_after.set(Some(operations));
     }
 
-    /// The counters of the launches so far, in their order.
-    pub fn take_counters(&self) -> Vec<Counters> {
+    /// The counters of the launches so far and the time of each in seconds, in their order.
+    pub fn take_launches(&self) -> Vec<(Counters, f64)> {
         let interpreter = self.interpreter.as_ref().expect("only executed PTX is counted");
-        interpreter.borrow_mut().counters.replace(Vec::new()).expect("the options ask for them")
-    }
-
-    /// The time that the launches have taken.
-    pub fn seconds_of_launches(&self) -> f64 {
-        self.interpreter.as_ref().expect("only executed PTX is timed").borrow().seconds
+        interpreter.borrow_mut().launches.replace(Vec::new()).expect("the options ask for them")
     }
 
     /// Memory that has not been freed: device and pinned bytes.

@@ -176,6 +176,11 @@ fn rows_in_several_pieces() {
     check(&Case { dtype: DType::BF16, rows: 2100, shape, format: None, seed: 5 });
 }
 
+/// Checks rows of four experts, of which each row takes two.
+pub fn check_rows(dtype: DType, rows: usize, device: &dyn Fn(u32) -> Rc<dyn Device>) {
+    check_on(&Case { dtype, rows, shape: shape(4, 2), format: None, seed: 2 }, device);
+}
+
 fn quantised(format: QuantFormat, rows: usize) -> Case {
     let shape = ExpertsShape { hidden_size: 96, intermediate_size: 64, ..shape(3, 2) };
     Case { dtype: DType::BF16, rows, shape, format: Some(format), seed: 4 }

@@ -2,6 +2,7 @@
 //! what is wrong and where. With `PAGETIDE_TEST_DEVICE=ptx-sm_80` or `ptx-sm_90a` all other tests run on PTX too.
 
 mod counters;
+mod speed;
 
 use crate::attention::{check_long, check_tiles};
 use crate::emulation::compile::kernels;

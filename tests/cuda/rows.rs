@@ -291,7 +291,7 @@ fn check(seed: u64) {
     check_on(seed, &device);
 }
 
-fn check_on(seed: u64, device: &dyn Fn(u32) -> Rc<dyn Device>) {
+pub fn check_on(seed: u64, device: &dyn Fn(u32) -> Rc<dyn Device>) {
     let case = Case::random(seed);
     let expected = run(&mut Cpu(CpuBackend::new(Default::default()).unwrap()), &case);
     let mut first: Option<Vec<(&str, Vec<f32>)>> = None;

@@ -171,7 +171,7 @@ fn check_on(seed: u64, device: &dyn Fn(u32) -> Rc<dyn Device>) {
     check_vocab(seed, vocab, device);
 }
 
-fn check_vocab(seed: u64, vocab: usize, device: &dyn Fn(u32) -> Rc<dyn Device>) {
+pub fn check_vocab(seed: u64, vocab: usize, device: &dyn Fn(u32) -> Rc<dyn Device>) {
     let random = &mut Random(seed);
     let device = device(random.below(thread_orders().len()) as u32);
     let modules = device.load_modules(&[source(), transfers::source()]).unwrap();

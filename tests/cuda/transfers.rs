@@ -15,7 +15,7 @@ fn pinned(device: &Rc<dyn Device>, contents: &[u8]) -> PinnedBuffer {
 }
 
 /// One launch copies to the device and from there, from any address and as much as is wanted.
-fn check(device: &dyn Fn(u32) -> Rc<dyn Device>) {
+pub fn check(device: &dyn Fn(u32) -> Rc<dyn Device>) {
     let random = &mut Random(11);
     let contents: Vec<u8> = (0..BYTES).map(|_| random.bits() as u8).collect();
     for thread_order in thread_orders() {

@@ -34,6 +34,8 @@ pub struct EmulatedOptions {
     pub against: Option<PathBuf>,
     /// With PTX: the counters of all launches are kept.
     pub counts: bool,
+    /// With PTX: races, unwritten bytes and the like are looked for.
+    pub sanitizes: bool,
     /// With PTX: results that depend on memory which was never written are no failure.
     pub takes_unwritten: bool,
 }
@@ -50,6 +52,7 @@ impl Default for EmulatedOptions {
             ptx: ptx::asked_for(),
             against: None,
             counts: false,
+            sanitizes: true,
             takes_unwritten: false,
         }
     }

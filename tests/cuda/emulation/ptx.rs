@@ -110,16 +110,13 @@ pub struct Interpreter {
     pub architecture: Architecture,
     /// Each with the one that it is compared with, if there is one.
     pub modules: Vec<(Arc<Module>, Option<Arc<Module>>)>,
-    /// The counters of each launch, if they are asked for, and the time of all launches.
-    pub counters: Option<Vec<Counters>>,
-    pub seconds: f64,
+    /// The counters of each launch and its time in seconds, if they are asked for.
+    pub launches: Option<Vec<(Counters, f64)>>,
 }
 
 impl Interpreter {
-    pub fn new(architecture: Architecture, seed: u64, check_results: bool) -> Self {
-        let options = GpuOptions { seed, check_results, ..GpuOptions::default() };
-        let gpu = VirtualGpu::new(options);
-        Self { gpu, architecture, modules: Vec::new(), counters: None, seconds: 0.0 }
+    pub fn new(architecture: Architecture, options: GpuOptions) -> Self {
+        Self { gpu: VirtualGpu::new(options), architecture, modules: Vec::new(), launches: None }
     }
 
     /// Runs a kernel. What the sanitizer finds is the device's failure.
@@ -133,10 +130,9 @@ impl Interpreter {
         }
         let started = Instant::now();
         let report = self.gpu.launch(&module, name, &launch, params).map_err(failed)?;
-        self.seconds += started.elapsed().as_secs_f64();
         let failure = report.failure();
-        if let Some(counters) = &mut self.counters {
-            counters.push(report.counters);
+        if let Some(launches) = &mut self.launches {
+            launches.push((report.counters, started.elapsed().as_secs_f64()));
         }
         failure.map_or(Ok(()), |failure| Err(DeviceError::Lost(failure)))
     }

@@ -9,7 +9,7 @@ use crate::emulation::{EmulatedDevice, EmulatedOptions};
 use crate::quantized::multiply;
 use crate::support::{options, root};
 use pagetide::backend::cuda::device::{Device, DeviceInfo, ModuleSource};
-use pagetide::backend::cuda::{CudaOptions, module_sources};
+use pagetide::backend::cuda::{CudaOptions, WeightTiles, module_sources, quantized};
 use pagetide::backend::quant::QuantFormat;
 use pagetide::backend::{DType, KvLayout};
 use ptx_interpreter::counters::{Counters, InstructionCounts};
@@ -69,6 +69,13 @@ fn assembled(source: &ModuleSource, architecture: Architecture) -> BTreeMap<Stri
     counts
 }
 
+fn compare_operations(source: &ModuleSource, architecture: Architecture) {
+    let (decoded, assembled) = (decoded(source, architecture), assembled(source, architecture));
+    assert_eq!(decoded, assembled, "{source:?}, {architecture:?}");
+    let products: usize = decoded.values().map(|counts| counts[0]).sum();
+    assert_eq!(products > 0, ["attention.cu", "experts.cu", "quantized.cu"].contains(&source.file), "{}", source.file);
+}
+
 /// What the interpreter executes once is one instruction of the machine.
 #[test]
 fn machine_code_has_the_same_operations() {
@@ -88,11 +95,11 @@ fn machine_code_has_the_same_operations() {
             let kv = KvLayout { num_layers: 2, num_kv_heads: 2, head_dim, block_size: 16, dtype: DType::BF16.into() };
             let options = CudaOptions { experts: true, ..options(DType::BF16, 8, kv) };
             for source in module_sources(&options, &info) {
-                let (decoded, assembled) = (decoded(&source, architecture), assembled(&source, architecture));
-                assert_eq!(decoded, assembled, "{}, head size {head_dim}, {architecture:?}", source.file);
-                let products: usize = decoded.values().map(|counts| counts[0]).sum();
-                assert_eq!(products > 0, ["attention.cu", "experts.cu"].contains(&source.file), "{}", source.file);
+                compare_operations(&source, architecture);
             }
+        }
+        for tiles in WeightTiles::ALL {
+            compare_operations(&quantized::source(tiles, DType::BF16), architecture);
         }
     }
 }
@@ -102,7 +109,7 @@ fn counted(run: impl FnOnce(&Rc<dyn Device>)) -> Vec<Counters> {
     let options = EmulatedOptions { ptx: Some(Architecture::Sm90a), counts: true, ..EmulatedOptions::default() };
     let device = Rc::new(EmulatedDevice::new(options));
     run(&(device.clone() as Rc<dyn Device>));
-    device.take_counters()
+    device.take_launches().into_iter().map(|(counters, _)| counters).collect()
 }
 
 /// Those of a kernel's last launch.
@@ -218,21 +225,4 @@ fn the_page_has_the_expectations_of_the_counters() {
     } else {
         assert!(page == expected, "docs/gpu.md: UPDATE_DOCS=1 cargo test --test cuda ptx::counters:\n{expected}");
     }
-}
-
-/// Prints how fast kernels are executed: `cargo test --test cuda ptx::counters::speed -- --ignored --nocapture`.
-#[test]
-#[ignore = "measures"]
-fn speed() {
-    let timed = |what: &str, run: &dyn Fn(&Rc<dyn Device>)| {
-        let options = EmulatedOptions { ptx: Some(Architecture::Sm90a), counts: true, ..EmulatedOptions::default() };
-        let device = Rc::new(EmulatedDevice::new(options));
-        run(&(device.clone() as Rc<dyn Device>));
-        let threads: u64 = device.take_counters().iter().map(Counters::thread_instructions).sum();
-        let seconds = device.seconds_of_launches();
-        println!("{what}: {:.1} million thread instructions a second", threads as f64 / seconds / 1e6);
-    };
-    timed("attention", &|device| attend(device, (4, 1, 128), (511, 1)));
-    timed("quantised product, few rows", &|device| multiply(device, QuantFormat::Q4_0, (8, 256, 1024)));
-    timed("quantised product, many rows", &|device| multiply(device, QuantFormat::Q4_0, (64, 256, 1024)));
 }

@@ -24,6 +24,40 @@ pub struct InstructionCounts {
     pub tensor_operations: u64,
 }
 
+/// The words that a pass over shared memory asks for, by bank.
+#[derive(Default)]
+struct BankWords {
+    /// The first word of each bank, plus 1.
+    first: [u64; 32],
+    /// Words in whose bank another one is first.
+    others: Vec<u64>,
+}
+
+impl BankWords {
+    fn insert(&mut self, word: u64) {
+        let first = &mut self.first[(word % 32) as usize];
+        if *first == 0 {
+            *first = word + 1;
+        } else if *first != word + 1 {
+            self.others.push(word);
+        }
+    }
+
+    /// The passes that the words need, of which none is left.
+    fn take_passes(&mut self) -> u64 {
+        let any = u64::from(self.first.iter().any(|first| *first != 0));
+        self.first = [0; 32];
+        if self.others.is_empty() {
+            return any;
+        }
+        self.others.sort_unstable();
+        self.others.dedup();
+        let mut more = [0; 32];
+        self.others.drain(..).for_each(|word| more[(word % 32) as usize] += 1);
+        any + more.into_iter().max().unwrap_or(0)
+    }
+}
+
 /// Counts of a launch.
 #[derive(Clone, Debug)]
 pub struct Counters {
@@ -68,46 +102,59 @@ impl Counters {
         self.issued - self.waits
     }
 
-    /// Accesses of global memory by the lanes of a warp: addresses and bytes.
-    pub(crate) fn global(&mut self, pc: u32, accesses: &[(u64, u32)]) {
-        let mut sectors: Vec<u64> = Vec::with_capacity(accesses.len());
-        for (address, bytes) in accesses {
-            sectors.extend(address / 32..=(address + u64::from(*bytes) - 1) / 32);
+    /// Accesses of global memory by the lanes of a warp: addresses, of `bytes` bytes each.
+    pub(crate) fn global(&mut self, pc: u32, addresses: impl Iterator<Item = u64> + Clone, bytes: u64) {
+        // Mostly the addresses ascend, and a sector that was seen is the last one.
+        let (mut num_sectors, mut last, mut ascends, mut num_accesses) = (0, None, true, 0);
+        for address in addresses.clone() {
+            num_accesses += 1;
+            let (first, end) = (address / 32, (address + bytes - 1) / 32);
+            let new_from = match last {
+                Some(last) if first < last => {
+                    ascends = false;
+                    break;
+                }
+                Some(last) if first == last => first + 1,
+                _ => first,
+            };
+            num_sectors += end + 1 - new_from;
+            last = Some(end);
         }
-        sectors.sort_unstable();
-        sectors.dedup();
+        if !ascends {
+            let mut sectors: Vec<u64> =
+                addresses.clone().flat_map(|address| address / 32..=(address + bytes - 1) / 32).collect();
+            sectors.sort_unstable();
+            sectors.dedup();
+            num_sectors = sectors.len() as u64;
+            num_accesses = addresses.count() as u64;
+        }
         let counts = &mut self.instructions[pc as usize];
         counts.requests += 1;
-        counts.sectors += sectors.len() as u64;
-        counts.global_bytes += accesses.iter().map(|(_, bytes)| u64::from(*bytes)).sum::<u64>();
+        counts.sectors += num_sectors;
+        counts.global_bytes += num_accesses * bytes;
     }
 
-    /// Accesses of shared memory: a pass serves 32 banks of 4 bytes, and lanes that read the same word share it.
-    /// Accesses of 8 and 16 bytes are served by half and by quarter warps.
-    pub(crate) fn shared(&mut self, pc: u32, accesses: &[(usize, u64, u32)]) {
-        let Some((_, _, bytes)) = accesses.first() else { return };
-        let lanes_of_pass = (128 / (*bytes).clamp(4, 128)) as usize;
-        let (mut passes, mut ideal) = (0, 0);
-        for first in (0..32).step_by(lanes_of_pass) {
-            let mut words: Vec<u64> = accesses
-                .iter()
-                .filter(|(lane, _, _)| (first..first + lanes_of_pass).contains(lane))
-                .flat_map(|(_, offset, bytes)| offset / 4..(offset + u64::from(*bytes)).div_ceil(4))
-                .collect();
-            if words.is_empty() {
-                continue;
+    /// Accesses of shared memory, lanes and offsets, of `bytes` bytes each: a pass serves 32 banks of 4 bytes, and lanes
+    /// that read the same word share it. Accesses of 8 and 16 bytes are served by half and by quarter warps.
+    pub(crate) fn shared(&mut self, pc: u32, accesses: impl Iterator<Item = (usize, u64)>, bytes: u64) {
+        let lanes_of_pass = (128 / bytes.clamp(4, 128)) as usize;
+        let (mut passes, mut ideal, mut num_accesses) = (0, 0, 0);
+        let mut words = BankWords::default();
+        let mut served = None;
+        for (lane, offset) in accesses {
+            num_accesses += 1;
+            if served != Some(lane / lanes_of_pass) {
+                served = Some(lane / lanes_of_pass);
+                passes += words.take_passes();
+                ideal += 1;
             }
-            words.sort_unstable();
-            words.dedup();
-            let mut banks = [0_u64; 32];
-            words.iter().for_each(|word| banks[(word % 32) as usize] += 1);
-            passes += banks.into_iter().max().unwrap_or(0);
-            ideal += 1;
+            (offset / 4..(offset + bytes).div_ceil(4)).for_each(|word| words.insert(word));
         }
+        passes += words.take_passes();
         let counts = &mut self.instructions[pc as usize];
         counts.shared_passes += passes;
         counts.ideal_shared_passes += ideal;
-        counts.shared_bytes += accesses.iter().map(|(_, _, bytes)| u64::from(*bytes)).sum::<u64>();
+        counts.shared_bytes += num_accesses * bytes;
     }
 
     pub(crate) fn tensor(&mut self, pc: u32, operations: u64) {

@@ -72,6 +72,9 @@ impl Format {
         if x.is_nan() {
             return self.nan;
         }
+        if self == F32 && rounding == Rounding::NearestEven && !saturate {
+            return (x as f32).to_bits();
+        }
         let negative = x.is_sign_negative();
         let sign = if negative { self.sign_bit() } else { 0 };
         if x == 0.0 {

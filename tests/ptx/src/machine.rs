@@ -10,6 +10,7 @@ mod groups;
 mod launch;
 mod mbarriers;
 mod moves;
+mod requests;
 mod step;
 mod tensor;
 mod warp_ops;
@@ -232,7 +233,7 @@ impl LaunchRun<'_> {
 }
 
 /// The lanes of a mask, lowest first.
-fn lanes_of(mut mask: u32) -> impl Iterator<Item = usize> {
+fn lanes_of(mut mask: u32) -> impl Iterator<Item = usize> + Clone {
     std::iter::from_fn(move || {
         let lane = mask.trailing_zeros() as usize;
         mask &= mask.wrapping_sub(1);

@@ -27,7 +27,7 @@ pub struct ArithmeticMode {
 
 /// Computes a result for every lane from up to three operands. Lanes that do not take part are computed too, and their
 /// results dropped.
-pub type Compute = fn(&[LaneValues; 3], ArithmeticMode, &mut LaneValues);
+pub type Compute = fn(&[&LaneValues; 3], ArithmeticMode, &mut LaneValues);
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum ValueSource {

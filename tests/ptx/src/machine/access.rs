@@ -130,7 +130,7 @@ impl Exec<'_, '_> {
         }
     }
 
-    fn report_conflict(&mut self, lane: usize, target: AccessTarget, other: Stamp, what: &str) {
+    pub(super) fn report_conflict(&mut self, lane: usize, target: AccessTarget, other: Stamp, what: &str) {
         let place = self.describe(target);
         if other.kind == AccessKind::Pending {
             self.report(FindingKind::MissingWait, lane, Some(other), || {
@@ -249,20 +249,19 @@ impl Exec<'_, '_> {
 
     /// Counts a request of the warp.
     pub(super) fn count(&mut self, accesses: &[(usize, AccessTarget, u64)], bytes: usize) {
-        let mut global = Vec::new();
-        let mut shared = Vec::new();
-        for (lane, target, address) in accesses {
-            match target {
-                AccessTarget::Global(_) => global.push((*address, bytes as u32)),
-                AccessTarget::Shared { offset, .. } => shared.push((*lane, *offset as u64, bytes as u32)),
-                AccessTarget::Local(_) | AccessTarget::Param(_) => {}
-            }
+        let global = accesses.iter().filter_map(|(_, target, address)| match target {
+            AccessTarget::Global(_) => Some(*address),
+            _ => None,
+        });
+        let shared = accesses.iter().filter_map(|(lane, target, _)| match target {
+            AccessTarget::Shared { offset, .. } => Some((*lane, *offset as u64)),
+            _ => None,
+        });
+        if global.clone().next().is_some() {
+            self.run.counters.global(self.pc, global, bytes as u64);
         }
-        if !global.is_empty() {
-            self.run.counters.global(self.pc, &global);
-        }
-        if !shared.is_empty() {
-            self.run.counters.shared(self.pc, &shared);
+        if shared.clone().next().is_some() {
+            self.run.counters.shared(self.pc, shared, bytes as u64);
         }
     }
 
@@ -285,10 +284,28 @@ impl Exec<'_, '_> {
             let mut contents = [0; 64];
             self.fetch(target, &mut contents[..total]);
             for (i, register) in to.iter().enumerate() {
-                let value = element(&contents, i, bytes, extend_to);
+                let value = element(&contents[i * bytes as usize..], bytes, extend_to);
                 if let Some(register) = register {
                     self.set(*register, &[value; WARP_SIZE]);
                 }
+            }
+            return;
+        }
+        if order == MemoryOrder::Weak
+            && self.run.trace.is_none()
+            && let Some(request) = self.defined_request(space, &addresses, self.mask, total)
+        {
+            self.check_reads(&request);
+            self.count_request(&request);
+            for (i, register) in to.iter().enumerate() {
+                let Some(register) = register else { continue };
+                let mut values = [0; WARP_SIZE];
+                let (mask, at) = (self.mask, i * bytes as usize);
+                let contents = self.contents(&request);
+                for lane in lanes_of(mask) {
+                    values[lane] = element(&contents[request.offsets[lane] + at..], bytes, extend_to);
+                }
+                self.set(*register, &values);
             }
             return;
         }
@@ -315,7 +332,7 @@ impl Exec<'_, '_> {
             let mut contents = [0; 64];
             self.fetch(target, &mut contents[..total]);
             for (i, result) in results.iter_mut().enumerate().take(to.len()) {
-                result[lane] = element(&contents, i, bytes, extend_to);
+                result[lane] = element(&contents[i * bytes as usize..], bytes, extend_to);
             }
             if order != MemoryOrder::Weak {
                 self.read_sync(addresses[lane], order);
@@ -346,14 +363,28 @@ impl Exec<'_, '_> {
             *values = self.get(*source);
         }
         let has_undefined = self.undefined.get().lanes & self.mask != 0;
+        let bytes_of = |lane: usize| {
+            let mut contents = [0; 64];
+            for (values, contents) in values.iter().zip(contents[..total].chunks_exact_mut(width)) {
+                contents.copy_from_slice(&values[lane].to_le_bytes()[..width]);
+            }
+            contents
+        };
+        if order == MemoryOrder::Weak
+            && !has_undefined
+            && self.run.trace.is_none()
+            && let Some(request) = self.request(space, &addresses, self.mask, total)
+        {
+            self.write_request(&request, AccessKind::Ordinary, u32::MAX, bytes_of);
+            self.warp.has_generic_writes |= matches!(request.target(0), AccessTarget::Shared { .. });
+            self.count_request(&request);
+            return;
+        }
         let kind = if order == MemoryOrder::Weak { AccessKind::Ordinary } else { AccessKind::Atomic };
         let mut accesses = Vec::with_capacity(WARP_SIZE);
         for lane in lanes_of(self.mask) {
             let Some(target) = self.target(lane, space, addresses[lane], total) else { return };
-            let mut contents = [0; 64];
-            for i in 0..from.len() {
-                contents[i * width..][..width].copy_from_slice(&values[i][lane].to_le_bytes()[..width]);
-            }
+            let contents = bytes_of(lane);
             if self.warp.knowledge.is_some() {
                 let mut old = [0; 64];
                 self.fetch(target, &mut old[..total]);
@@ -419,7 +450,7 @@ impl Exec<'_, '_> {
             let mut contents = [0; 64];
             self.fetch(target, &mut contents[..total]);
             for (i, [b, c]) in operands.iter().enumerate() {
-                let old = element(&contents, i, bytes, None);
+                let old = element(&contents[i * width..], bytes, None);
                 results[i][lane] = old;
                 let new = update(old, truncate(b[lane], bytes * 8), truncate(c[lane], bytes * 8));
                 contents[i * width..][..width].copy_from_slice(&new.to_le_bytes()[..width]);
@@ -479,12 +510,16 @@ impl Exec<'_, '_> {
     }
 }
 
-/// Element `i` of loaded bytes.
-fn element(contents: &[u8; 64], i: usize, bytes: u32, extend_to: Option<u32>) -> u64 {
-    let width = bytes as usize;
-    let mut value = [0; 8];
-    value[..width].copy_from_slice(&contents[i * width..][..width]);
-    let value = u64::from_le_bytes(value);
+/// The element that loaded bytes begin with.
+fn element(contents: &[u8], bytes: u32, extend_to: Option<u32>) -> u64 {
+    let value = match bytes {
+        4 => u64::from(u32::from_le_bytes(contents[..4].try_into().expect("four bytes"))),
+        _ => {
+            let mut value = [0; 8];
+            value[..bytes as usize].copy_from_slice(&contents[..bytes as usize]);
+            u64::from_le_bytes(value)
+        }
+    };
     match extend_to {
         Some(register_bits) => truncate(sign_extend(value, bytes * 8) as u64, register_bits),
         None => value,

@@ -7,6 +7,7 @@
 //!   holds row g + 8 i, columns 2 t and 2 t + 1.
 
 use crate::decoder::convert::format_of;
+use crate::float::F16;
 use crate::program::LaneValues;
 use crate::types::{ScalarType, sign_extend, truncate};
 
@@ -14,6 +15,9 @@ use crate::types::{ScalarType, sign_extend, truncate};
 pub(super) fn number(bits: u64, scalar: ScalarType) -> f64 {
     let bits = truncate(bits, scalar.bits());
     match scalar {
+        ScalarType::Bf16 => f64::from(f32::from_bits((bits as u32) << 16)),
+        ScalarType::F32 => f64::from(f32::from_bits(bits as u32)),
+        ScalarType::F16 => half(bits),
         // The unit ignores the 13 low bits of a float32.
         ScalarType::Tf32 => f64::from(f32::from_bits(bits as u32 & 0xffff_e000)),
         _ => match format_of(scalar) {
@@ -22,6 +26,16 @@ pub(super) fn number(bits: u64, scalar: ScalarType) -> f64 {
             None => bits as f64,
         },
     }
+}
+
+/// A float16 as float64: the same mantissa, and an exponent with another bias.
+fn half(bits: u64) -> f64 {
+    let magnitude = bits & 0x7fff;
+    if magnitude > u64::from(F16.largest) {
+        return F16.decode(bits as u32);
+    }
+    let rebias = f64::from_bits((1023 + 1023 - 15) << 52);
+    f64::from_bits(bits >> 15 << 63 | magnitude << 42) * rebias
 }
 
 /// Elements in a register.
@@ -50,7 +64,7 @@ pub(super) fn read_a(registers: &[LaneValues], k: usize, scalar: ScalarType) -> 
     matrix
 }
 
-/// The k x n8 matrix B, as its transpose [8][k].
+/// The k x n8 matrix B, row-major.
 pub(super) fn read_b(registers: &[LaneValues], k: usize, scalar: ScalarType) -> Vec<f64> {
     let mut matrix = vec![0.0; 8 * k];
     let each = per_register(scalar);
@@ -58,11 +72,30 @@ pub(super) fn read_b(registers: &[LaneValues], k: usize, scalar: ScalarType) -> 
         for (lane, word) in values.iter().enumerate() {
             let (g, t) = (lane / 4, lane % 4);
             for j in 0..each {
-                matrix[g * k + t * each + j + 4 * each * i] = element(*word, j, scalar);
+                matrix[(t * each + j + 4 * each * i) * 8 + g] = element(*word, j, scalar);
             }
         }
     }
     matrix
+}
+
+/// `a · b` of row-major m16 x k and k x n. Each sum is of its products in their order, while eight columns are summed
+/// side by side.
+pub(super) fn product(a: &[f64], b: &[f64], n: usize, k: usize) -> Vec<f64> {
+    let mut sums = vec![0.0; 16 * n];
+    for (a, sums) in a.chunks_exact(k).zip(sums.chunks_exact_mut(n)) {
+        for (first, sums) in (0..n).step_by(8).zip(sums.as_chunks_mut::<8>().0) {
+            let mut of_columns = [-0.0; 8];
+            for (x, b) in a.iter().zip(b.chunks_exact(n)) {
+                let b: &[f64; 8] = b[first..].first_chunk().expect("the columns of every shape are a multiple of 8");
+                for (sum, y) in of_columns.iter_mut().zip(b) {
+                    *sum += x * y;
+                }
+            }
+            *sums = of_columns;
+        }
+    }
+    sums
 }
 
 /// Row and column of element `j` of an accumulator's register `i`, for any number of columns: each 8 columns take the

@@ -11,6 +11,8 @@ use crate::races::Stamp;
 use crate::syntax::{Predicate, Register};
 use std::cell::Cell;
 
+static ZEROS: LaneValues = [0; WARP_SIZE];
+
 /// An instruction that is executed: the lanes that take part, and all that it may touch.
 pub(super) struct Exec<'a, 'r> {
     pub run: &'a mut LaunchRun<'r>,
@@ -149,6 +151,11 @@ impl Exec<'_, '_> {
     }
 
     pub fn get(&self, source: ValueSource) -> LaneValues {
+        *self.operand(source, &mut None)
+    }
+
+    /// An operand's values, where they are. `constant` holds those of a constant.
+    fn operand<'s>(&'s self, source: ValueSource, constant: &'s mut Option<LaneValues>) -> &'s LaneValues {
         match source {
             ValueSource::Register(Register(index)) => {
                 if self.warp.products.iter().any(|(registers, _)| registers.contains(&index)) {
@@ -157,11 +164,13 @@ impl Exec<'_, '_> {
                 if !self.warp.undefined.is_empty() {
                     self.note_undefined(index);
                 }
-                self.warp.registers[index as usize]
+                &self.warp.registers[index as usize]
             }
-            ValueSource::Constant(value) => [value; WARP_SIZE],
+            // Of operands that an instruction does not have, too.
+            ValueSource::Constant(0) => &ZEROS,
+            ValueSource::Constant(value) => constant.insert([value; WARP_SIZE]),
             ValueSource::Variable(index, offset) => {
-                [self.run.variables[index as usize].wrapping_add_signed(offset); WARP_SIZE]
+                constant.insert([self.run.variables[index as usize].wrapping_add_signed(offset); WARP_SIZE])
             }
         }
     }
@@ -207,8 +216,11 @@ impl Exec<'_, '_> {
     }
 
     fn compute(&self, compute: crate::program::Compute, mode: ArithmeticMode, from: &[ValueSource; 3]) -> LaneValues {
+        let mut constants = [None; 3];
+        let [a, b, c] = constants.each_mut();
+        let operands = [self.operand(from[0], a), self.operand(from[1], b), self.operand(from[2], c)];
         let mut result = [0; WARP_SIZE];
-        compute(&from.map(|source| self.get(source)), mode, &mut result);
+        compute(&operands, mode, &mut result);
         result
     }
 

@@ -2,7 +2,7 @@
 
 use super::access::AccessTarget;
 use super::definedness::{UndefinedLanes, quads};
-use super::fragments::{read_a, read_accumulator, read_b, round, write_accumulator};
+use super::fragments::{product, read_a, read_accumulator, read_b, round, write_accumulator};
 use super::step::Exec;
 use crate::program::{Address, LaneValues, MmaShape, Op, ValueSource, WARP_SIZE};
 use crate::races::AccessKind;
@@ -48,14 +48,8 @@ impl Exec<'_, '_> {
         let a = read_a(&self.get_all(a), k, shape.a);
         let b = read_b(&self.get_all(b), k, shape.b);
         let c = read_accumulator(&self.get_all(c), n, shape.c);
-        let mut d = vec![0; 16 * n];
-        for row in 0..16 {
-            for column in 0..n {
-                let products = a[row * k..][..k].iter().zip(&b[column * k..][..k]);
-                let sum: f64 = products.map(|(a, b)| a * b).sum();
-                d[row * n + column] = round(sum + c[row * n + column], shape.d, shape.saturate);
-            }
-        }
+        let sums = product(&a, &b, n, k);
+        let d: Vec<u32> = sums.iter().zip(c).map(|(sum, c)| round(sum + c, shape.d, shape.saturate)).collect();
         let undefined = match self.undefined.get().lanes {
             0 => Vec::new(),
             _ => self.undefined_products(sources, to.len(), shape.d.bits()),
@@ -69,8 +63,12 @@ impl Exec<'_, '_> {
     }
 
     /// The rows of shared memory that lanes address, eight of each matrix.
-    fn matrix_targets(&mut self, count: usize, address: Address, space: Space) -> Option<Vec<(usize, AccessTarget)>> {
-        let addresses = self.addresses(address);
+    fn matrix_targets(
+        &mut self,
+        count: usize,
+        addresses: &LaneValues,
+        space: Space,
+    ) -> Option<Vec<(usize, AccessTarget)>> {
         let mut targets = Vec::with_capacity(8 * count);
         for (lane, address) in addresses.iter().enumerate().take(8 * count) {
             targets.push((lane, self.target(lane, space, *address, 16)?));
@@ -81,7 +79,22 @@ impl Exec<'_, '_> {
     }
 
     fn load_matrix(&mut self, to: &[Register], address: Address, transposed: bool, space: Space) {
-        let Some(targets) = self.matrix_targets(to.len(), address, space) else { return };
+        let addresses = self.addresses(address);
+        let lanes = u32::MAX >> (32 - 8 * to.len());
+        if self.run.trace.is_none()
+            && let Some(request) = self.defined_request(space, &addresses, lanes, 16)
+        {
+            self.check_reads(&request);
+            self.count_request(&request);
+            for (i, register) in to.iter().enumerate() {
+                let contents = self.contents(&request);
+                let rows = std::array::from_fn(|row| matrix_row(&contents[request.offsets[8 * i + row]..][..16]));
+                let words = fragment_words(&rows, transposed);
+                self.set(*register, &words);
+            }
+            return;
+        }
+        let Some(targets) = self.matrix_targets(to.len(), &addresses, space) else { return };
         for (register, targets) in to.iter().zip(targets.chunks_exact(8)) {
             let mut rows = [[0_u16; 8]; 8];
             let mut undefined = [0; 8];
@@ -92,29 +105,25 @@ impl Exec<'_, '_> {
                 is_computed |= *undefined != 0 && self.holds_computed(*target);
                 let mut contents = [0; 16];
                 self.fetch(*target, &mut contents);
-                for (element, bytes) in row.iter_mut().zip(contents.as_chunks::<2>().0) {
-                    *element = u16::from_le_bytes(*bytes);
-                }
+                *row = matrix_row(&contents);
                 self.check_read(*address_lane, *target, 16, AccessKind::Ordinary);
             }
-            let (mut result, mut lanes) = ([0; WARP_SIZE], 0);
-            for (lane, word) in result.iter_mut().enumerate() {
-                let (g, t) = (lane / 4, lane % 4);
-                let places = [2 * t, 2 * t + 1].map(|i| if transposed { (i, g) } else { (g, i) });
-                let [low, high] = places.map(|(row, i)| rows[row][i]);
-                *word = u64::from(low) | u64::from(high) << 16;
-                lanes |= u32::from(places.iter().any(|(row, i)| undefined[*row] >> (2 * i) & 3 != 0)) << lane;
-            }
+            let is_undefined = |lane: &usize| {
+                let places = fragment_places(*lane, transposed);
+                places.iter().any(|(row, i)| undefined[*row] >> (2 * i) & 3 != 0)
+            };
+            let lanes = (0..WARP_SIZE).filter(is_undefined).fold(0, |mask, lane| mask | 1 << lane);
             self.set_with(
                 *register,
-                &result,
+                &fragment_words(&rows, transposed),
                 UndefinedLanes { lanes, bytes: [0xff; WARP_SIZE], origin: self.pc, is_computed },
             );
         }
     }
 
     fn store_matrix(&mut self, from: &[ValueSource], address: Address, transposed: bool, space: Space) {
-        let Some(targets) = self.matrix_targets(from.len(), address, space) else { return };
+        let addresses = self.addresses(address);
+        let Some(targets) = self.matrix_targets(from.len(), &addresses, space) else { return };
         for (source, targets) in from.iter().zip(targets.chunks_exact(8)) {
             let rows = matrix_rows(&self.get(*source));
             let undefined = self.undefined_of(*source);
@@ -134,6 +143,25 @@ impl Exec<'_, '_> {
         }
         self.warp.has_generic_writes = true;
     }
+}
+
+/// A row of a matrix in memory.
+fn matrix_row(contents: &[u8]) -> [u16; 8] {
+    std::array::from_fn(|i| u16::from_le_bytes([contents[2 * i], contents[2 * i + 1]]))
+}
+
+/// Row and column of the two elements that a lane has of an 8x8 matrix.
+fn fragment_places(lane: usize, transposed: bool) -> [(usize, usize); 2] {
+    let (g, t) = (lane / 4, lane % 4);
+    [2 * t, 2 * t + 1].map(|i| if transposed { (i, g) } else { (g, i) })
+}
+
+/// The register of a matrix with these rows.
+fn fragment_words(rows: &[[u16; 8]; 8], transposed: bool) -> LaneValues {
+    std::array::from_fn(|lane| {
+        let [low, high] = fragment_places(lane, transposed).map(|(row, i)| rows[row][i]);
+        u64::from(low) | u64::from(high) << 16
+    })
 }
 
 /// An 8x8 matrix that a register holds: lane 4 g + t has the elements 2 t and 2 t + 1 of row g.

@@ -3,8 +3,7 @@
 //! Each warp computes its own 16 rows: warp w of the group has rows 16 w to 16 w + 15 of A and of the accumulator, so
 //! the four warps need not run at the same time here.
 
-use super::access::AccessTarget;
-use super::fragments::{number, read_a, read_accumulator, round, write_accumulator};
+use super::fragments::{number, product, read_a, read_accumulator, round, write_accumulator};
 use super::step::Exec;
 use crate::findings::FindingKind;
 use crate::program::{MmaShape, Op, PredicateSourceOrConstant, ValueSource};
@@ -65,27 +64,34 @@ impl MatrixDescriptor {
 }
 
 impl Exec<'_, '_> {
-    /// `rows` x k elements from row `first` on, row-major, that a descriptor describes.
+    /// `rows` x k elements from row `first` on that a descriptor describes, as `place` of their row and column orders
+    /// them. 16 bytes of them, of a row or if `transposed` of a column, are next to each other in every layout.
     fn described(
         &mut self,
         descriptor: ValueSource,
         (first, rows): (usize, usize),
         k: usize,
-        scalar: ScalarType,
-        transposed: bool,
+        (scalar, transposed): (ScalarType, bool),
+        place: impl Fn(usize, usize) -> usize,
     ) -> Option<Vec<f64>> {
         let descriptor = MatrixDescriptor::decode(self.uniform(descriptor));
-        let bytes = u64::from(scalar.bytes());
-        let mut matrix = Vec::with_capacity(rows * k);
-        for row in first..first + rows {
-            for column in 0..k {
-                let address = descriptor.address(row as u64, column as u64, bytes, transposed);
-                let target = self.target(0, Space::Shared, address, bytes as usize)?;
-                self.check_read(0, target, bytes as usize, AccessKind::Ordinary);
-                let mut contents = [0; 8];
-                self.fetch(target, &mut contents[..bytes as usize]);
-                debug_assert!(matches!(target, AccessTarget::Shared { .. }));
-                matrix.push(number(u64::from_le_bytes(contents), scalar));
+        let bytes = scalar.bytes() as usize;
+        let together = 16 / bytes;
+        let (row_step, column_step) = if transposed { (together, 1) } else { (1, together) };
+        let mut matrix = vec![0.0; rows * k];
+        for row in (0..rows).step_by(row_step) {
+            for column in (0..k).step_by(column_step) {
+                let address = descriptor.address((first + row) as u64, column as u64, bytes as u64, transposed);
+                let target = self.target(0, Space::Shared, address, 16)?;
+                self.check_read(0, target, 16, AccessKind::Ordinary);
+                let mut contents = [0; 16];
+                self.fetch(target, &mut contents);
+                for (i, element) in contents.chunks_exact(bytes).enumerate() {
+                    let mut word = [0; 8];
+                    word[..bytes].copy_from_slice(element);
+                    let (row, column) = if transposed { (row + i, column) } else { (row, column + i) };
+                    matrix[place(row, column)] = number(u64::from_le_bytes(word), scalar);
+                }
             }
         }
         Some(matrix)
@@ -104,12 +110,14 @@ impl Exec<'_, '_> {
         let a = match a[..] {
             [descriptor] => {
                 let first = 16 * (self.warp.index % 4);
-                let Some(a) = self.described(descriptor, (first, 16), k, shape.a, transposed[0]) else { return };
+                let of_a = (shape.a, transposed[0]);
+                let Some(a) = self.described(descriptor, (first, 16), k, of_a, |row, i| row * k + i) else { return };
                 a
             }
             _ => read_a(&self.get_all(a), k, shape.a),
         };
-        let Some(b) = self.described(*b, (0, n), k, shape.b, transposed[1]) else { return };
+        let of_b = (shape.b, transposed[1]);
+        let Some(b) = self.described(*b, (0, n), k, of_b, |column, i| i * n + column) else { return };
         let accumulates = match accumulates {
             PredicateSourceOrConstant::Predicate(by) => self.predicate(*by) & self.mask != 0,
             PredicateSourceOrConstant::Constant(value) => *value,
@@ -117,14 +125,8 @@ impl Exec<'_, '_> {
         let registers: Vec<_> = to.iter().map(|register| self.warp.registers[register.0 as usize]).collect();
         let c = if accumulates { read_accumulator(&registers, n, shape.d) } else { vec![0.0; 16 * n] };
         let sign = if negate[0] != negate[1] { -1.0 } else { 1.0 };
-        let mut d = vec![0; 16 * n];
-        for row in 0..16 {
-            for column in 0..n {
-                let products = a[row * k..][..k].iter().zip(&b[column * k..][..k]);
-                let sum: f64 = products.map(|(a, b)| a * b).sum();
-                d[row * n + column] = round(sign * sum + c[row * n + column], shape.d, shape.saturate);
-            }
-        }
+        let sums = product(&a, &b, n, k);
+        let d: Vec<u32> = sums.iter().zip(c).map(|(sum, c)| round(sign * sum + c, shape.d, shape.saturate)).collect();
         for (register, values) in to.iter().zip(write_accumulator(&d, n, shape.d, to.len())) {
             self.set(*register, &values);
         }
