@@ -25,6 +25,8 @@ pub enum Meaning {
     Offset(u64),
     /// A variable of the module, by its index.
     Variable(u32),
+    /// An offset in local memory, which holds the arguments and results of calls.
+    Argument(u32),
 }
 
 /// Decodes one instruction.
@@ -116,6 +118,24 @@ impl InstructionDecoder<'_> {
         .unwrap_or(Space::Generic)
     }
 
+    fn argument(&self, operand: &PtxOperand) -> Option<u32> {
+        match operand {
+            PtxOperand::Symbol(name, 0) => match self.symbols.get(name)? {
+                Meaning::Argument(at) => Some(*at),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// The space that a load or a store accesses: arguments of calls are in local memory.
+    pub fn accessed_space(&self, address: usize) -> PtxResult<Space> {
+        Ok(match self.operand(address)? {
+            PtxOperand::Address(base, _) if self.argument(base).is_some() => Space::Local,
+            _ => self.space(),
+        })
+    }
+
     pub fn num_operands(&self) -> usize {
         self.raw.operands.len()
     }
@@ -188,6 +208,8 @@ impl InstructionDecoder<'_> {
             PtxOperand::Symbol(name, offset) => match self.symbols.get(name)? {
                 Meaning::Offset(at) => ValueSource::Constant(at.wrapping_add_signed(*offset)),
                 Meaning::Variable(index) => ValueSource::Variable(*index, *offset),
+                // An address of it would be one of the kernel's parameters.
+                Meaning::Argument(_) => return None,
             },
             PtxOperand::Special(name) if name == "WARP_SZ" => ValueSource::Constant(32),
             _ => return None,
@@ -218,6 +240,9 @@ impl InstructionDecoder<'_> {
             },
             _ => return None,
         };
+        if let Some(at) = self.argument(base) {
+            return Some(Address { base: ValueSource::Constant(at.into()), offset });
+        }
         Some(Address { base: self.source_of(base, ScalarType::U64)?, offset })
     }
 

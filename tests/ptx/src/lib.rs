@@ -33,6 +33,7 @@
 //! ```
 //!
 //! - `lexer`, `parser`, `syntax`, `source`: text to a syntax tree with source lines.
+//! - `inline`: calls of functions.
 //! - `table`: the instructions that are known; `decoder`: the meaning of each.
 //! - `program`: a decoded kernel; `module`: what a program of the host loads.
 //! - `machine`: warps, blocks and launches; `memory`: device memory.
@@ -52,6 +53,7 @@ pub mod divergence;
 mod error;
 pub mod findings;
 pub mod float;
+mod inline;
 mod lanes;
 mod lexer;
 mod machine;

@@ -2,6 +2,7 @@
 
 use crate::decoder::kernel;
 use crate::error::{PtxError, PtxResult};
+use crate::inline::inline;
 use crate::parser;
 use crate::program::KernelProgram;
 use crate::source::SourceLines;
@@ -29,8 +30,10 @@ impl Module {
             names.insert(variable.name.clone(), index as u32);
         }
         let entries: Vec<_> = tree.functions.iter().filter(|function| function.is_entry).collect();
-        let programs =
-            entries.into_iter().map(|function| kernel::decode(&tree, function, &names)).collect::<PtxResult<_>>()?;
+        let programs = entries
+            .into_iter()
+            .map(|entry| kernel::decode(&tree, &inline(&tree, entry)?, &names))
+            .collect::<PtxResult<_>>()?;
         // Only the decoded programs are needed from here on.
         tree.functions.clear();
         Ok(Self { id: IDS.fetch_add(1, Ordering::Relaxed), tree, programs })

@@ -254,7 +254,9 @@ pub enum Op {
         index: ValueSource,
     },
     Exit,
-    Trap,
+    Trap {
+        is_assertion: bool,
+    },
     Barrier {
         id: ValueSource,
         threads: Option<ValueSource>,

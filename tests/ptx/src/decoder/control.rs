@@ -28,8 +28,9 @@ pub fn exit(_: &InstructionDecoder<'_>) -> PtxResult<Op> {
     Ok(Op::Exit)
 }
 
-pub fn trap(_: &InstructionDecoder<'_>) -> PtxResult<Op> {
-    Ok(Op::Trap)
+/// `trap`, and a failing assertion.
+pub fn trap(decoder: &InstructionDecoder<'_>) -> PtxResult<Op> {
+    Ok(Op::Trap { is_assertion: decoder.num_operands() > 0 })
 }
 
 pub fn nothing(_: &InstructionDecoder<'_>) -> PtxResult<Op> {

@@ -5,7 +5,7 @@ use crate::error::{PtxError, PtxResult};
 use crate::program::{Instruction, KernelProgram};
 use crate::syntax::{PtxFunction, PtxOperand, RawInstruction, Space, SyntaxTree, Variable};
 use crate::table;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Decodes an entry. `variables` are the module's global and constant variables by name.
 pub fn decode(tree: &SyntaxTree, function: &PtxFunction, variables: &HashMap<String, u32>) -> PtxResult<KernelProgram> {
@@ -35,6 +35,15 @@ pub fn decode(tree: &SyntaxTree, function: &PtxFunction, variables: &HashMap<Str
             }
             _ => {}
         }
+    }
+    // Arguments of calls. Calls use the same names again, and with other sizes.
+    let mut arguments: BTreeMap<&str, Variable> = BTreeMap::new();
+    for variable in function.variables.iter().filter(|variable| variable.space == Space::Param) {
+        let known = arguments.entry(&variable.name).or_insert_with(|| variable.clone());
+        (known.bytes, known.align) = (known.bytes.max(variable.bytes), known.align.max(variable.align));
+    }
+    for (name, variable) in &arguments {
+        symbols.insert((*name).into(), Meaning::Argument(place(&mut local_bytes, variable)));
     }
     let dynamic_shared = static_shared.next_multiple_of(dynamic_align);
     for variable in tree.variables.iter().chain(&function.variables).filter(|variable| variable.is_dynamic) {

@@ -37,7 +37,7 @@ pub fn load(decoder: &InstructionDecoder<'_>) -> PtxResult<Op> {
     });
     let extend_to = widest.max().filter(|bits| scalar.is_signed() && *bits > scalar.bits());
     Ok(Op::Load {
-        space: decoder.space(),
+        space: decoder.accessed_space(1)?,
         bytes: scalar.bytes(),
         extend_to,
         to,
@@ -56,7 +56,7 @@ pub fn store(decoder: &InstructionDecoder<'_>) -> PtxResult<Op> {
         return decoder.error(format!("{} operands for a vector of {}", from.len(), decoder.vector()));
     }
     Ok(Op::Store {
-        space: decoder.space(),
+        space: decoder.accessed_space(0)?,
         bytes: scalar.bytes(),
         from,
         address: decoder.address(0)?,

@@ -278,8 +278,9 @@ impl Exec<'_, '_> {
             Op::Branch { target } => return Flow::Jump(*target),
             Op::BranchIndexed { targets, index } => return self.branch_indexed(targets, *index),
             Op::Exit => return Flow::End,
-            Op::Trap => {
-                self.report(FindingKind::Trap, self.mask.trailing_zeros() as usize, None, || "the kernel traps".into());
+            Op::Trap { is_assertion } => {
+                let what = if *is_assertion { "an assertion fails" } else { "the kernel traps" };
+                self.report(FindingKind::Trap, self.mask.trailing_zeros() as usize, None, || what.into());
             }
             Op::Barrier { .. } => return self.barrier(&instruction.op),
             Op::ClusterBarrier { arrives, waits } => return self.cluster_barrier(*arrives, *waits),
