@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs kernels of FlashInfer, SGLang and Liger Kernel, unmodified, on the PTX interpreter, and compares what they compute
+# Runs kernels of FlashInfer, CUTLASS, SGLang and Liger Kernel, unmodified, on the PTX interpreter, and compares what they compute
 # with float64 references. The kernels come from PyPI and are compiled here, without a GPU; nothing of them is kept in
 # the repository.
 #

@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import triton_kernels
@@ -63,12 +64,12 @@ def read_records(path):
     return cases
 
 
-def flashinfer_cases(nvcc, folder, arch):
-    """FlashInfer's launchers run on the host and say how they launch; (cases, text of the module)."""
+def launched_cases(name, nvcc, folder, arch):
+    """Launchers of FlashInfer or CUTLASS run on the host and say how they launch; (cases, text of the module)."""
     data = WHEELS / "flashinfer/data"
-    includes = [data / "include", data / "cutlass/include"]
+    includes = [data / "include", data / "cutlass/include", data / "cutlass/tools/util/include"]
     includes += [data / "cccl" / part for part in ["libcudacxx/include", "cub", "thrust"]]
-    work = folder / f"flashinfer_{arch}"
+    work = folder / f"{name}_{arch}"
     work.mkdir(exist_ok=True)
     suffix = "a" if arch >= 90 else ""
     run(
@@ -83,18 +84,18 @@ def flashinfer_cases(nvcc, folder, arch):
             "--keep",
             f"--keep-dir={work}",
             "-o",
-            work / "flashinfer.o",
-            HERE / "flashinfer.cu",
+            work / f"{name}.o",
+            HERE / f"{name}.cu",
         ]
     )
     run(["cc", "-O1", "-c", "-o", work / "record.o", HERE / "record_launches.c"])
-    run(["c++", "-o", work / "flashinfer", work / "flashinfer.o", work / "record.o"])
-    ptx = (work / "flashinfer.ptx").read_text()
+    run(["c++", "-o", work / name, work / f"{name}.o", work / "record.o"])
+    ptx = (work / f"{name}.ptx").read_text()
     sizes = parameter_sizes(ptx)
     (work / "kernels").write_text("".join(f"{name} {' '.join(map(str, of))}\n" for name, of in sizes.items()))
     records = work / "records"
     names = {"RECORD_TO": str(records), "RECORD_KERNELS": str(work / "kernels"), "RECORD_ARCH": str(arch)}
-    run([work / "flashinfer"], env=os.environ | names)
+    run([work / name], env=os.environ | names)
     cases = read_records(records)
     launched = {launch["kernel"] for case in cases for launch in case["launches"]}
     return cases, only(ptx, launched)
@@ -116,13 +117,18 @@ def main():
         used.update(opcodes(ptx))
         manifest.append({"arch": arch, "ptx": file, **case})
 
+    # CUTLASS's products use tensor copies and `wgmma`. nvcc takes a minute for each of these.
+    compiled = [("flashinfer", 80), ("flashinfer", 90), ("cutlass", 90)]
+    pool = ThreadPoolExecutor(os.cpu_count())
+    launched = {key: pool.submit(launched_cases, key[0], options.nvcc, options.folder, key[1]) for key in compiled}
     for arch in [80, 90]:
         for case, ptx in triton_kernels.cases(WHEELS, arch):
             fields = {name: getattr(case, name) for name in ["name", "reference", "numbers", "buffers", "launches"]}
             add(fields, arch, ptx, f"{case.name}_{arch}.ptx")
-        cases, ptx = flashinfer_cases(options.nvcc, options.folder, arch)
+    for (name, arch), made in launched.items():
+        cases, ptx = made.result()
         for case in cases:
-            add(case | {"name": f"flashinfer_{case['name']}"}, arch, ptx, f"flashinfer_{arch}.ptx")
+            add(case | {"name": f"{name}_{case['name']}"}, arch, ptx, f"{name}_{arch}.ptx")
     (options.folder / "manifest.json").write_text(json.dumps({"cases": manifest}, indent=1))
     (options.folder / "instructions.txt").write_text("\n".join(sorted(used)) + "\n")
     print(f"{len(manifest)} cases, {len(used)} kinds of instructions, in {options.folder}")

@@ -107,8 +107,7 @@ int __cudaGetKernel(const void** kernel, const void* function) {
     return 0;
 }
 
-int cudaLaunchKernel(const void* function, Dim grid, Dim block, void** args, size_t shared_bytes, void* stream) {
-    (void)stream;
+static void record_launch(const void* function, Dim grid, Dim block, Dim cluster, void** args, size_t shared_bytes) {
     Kernel* kernel = kernels;
     while (kernel < kernels + num_kernels && kernel->host != function) {
         kernel++;
@@ -116,8 +115,9 @@ int cudaLaunchKernel(const void* function, Dim grid, Dim block, void** args, siz
     if (kernel->num_params == 0) {
         read_sizes(kernel);
     }
-    fprintf(output(), "{\"launch\": \"%s\", \"grid\": [%u, %u, %u], \"block\": [%u, %u, %u], \"shared_bytes\": %zu, ",
-            kernel->name, grid.x, grid.y, grid.z, block.x, block.y, block.z, shared_bytes);
+    fprintf(output(), "{\"launch\": \"%s\", \"grid\": [%u, %u, %u], \"block\": [%u, %u, %u], \"cluster\": [%u, %u, %u], ",
+            kernel->name, grid.x, grid.y, grid.z, block.x, block.y, block.z, cluster.x, cluster.y, cluster.z);
+    fprintf(output(), "\"shared_bytes\": %zu, ", shared_bytes);
     fprintf(output(), "\"params\": [");
     for (int i = 0; i < kernel->num_params; i++) {
         fprintf(output(), i == 0 ? "\"" : ", \"");
@@ -127,6 +127,13 @@ int cudaLaunchKernel(const void* function, Dim grid, Dim block, void** args, siz
         fprintf(output(), "\"");
     }
     fprintf(output(), "]}\n");
+}
+
+static const Dim NO_CLUSTER = {1, 1, 1};
+
+int cudaLaunchKernel(const void* function, Dim grid, Dim block, void** args, size_t shared_bytes, void* stream) {
+    (void)stream;
+    record_launch(function, grid, block, NO_CLUSTER, args, shared_bytes);
     return 0;
 }
 
@@ -134,14 +141,34 @@ int __cudaLaunchKernel(const void* kernel, Dim grid, Dim block, void** args, siz
     return cudaLaunchKernel(kernel, grid, block, args, shared_bytes, stream);
 }
 
+enum { CLUSTER_DIMENSION = 4 };
+
+typedef struct {
+    int id;
+    char padding[8 - sizeof(int)];
+    union {
+        char bytes[64];
+        Dim cluster;
+    } value;
+} LaunchAttribute;
+
 typedef struct {
     Dim grid, block;
     size_t shared_bytes;
     void* stream;
+    const LaunchAttribute* attributes;
+    unsigned num_attributes;
 } LaunchConfig;
 
 int cudaLaunchKernelExC(const LaunchConfig* config, const void* function, void** args) {
-    return cudaLaunchKernel(function, config->grid, config->block, args, config->shared_bytes, config->stream);
+    Dim cluster = NO_CLUSTER;
+    for (unsigned i = 0; i < config->num_attributes; i++) {
+        if (config->attributes[i].id == CLUSTER_DIMENSION) {
+            cluster = config->attributes[i].value.cluster;
+        }
+    }
+    record_launch(function, config->grid, config->block, cluster, args, config->shared_bytes);
+    return 0;
 }
 
 static struct {
@@ -208,3 +235,45 @@ const char* cudaGetErrorString(int error) {
     return "an error";
 }
 int cudaGetLastError(void) { return 0; }
+
+// --- the driver's tensor maps, in the form of `TensorMap::encode` of tests/ptx/src/tensor_map.rs
+
+static int encode_tensor_map(unsigned char* map, int type, unsigned rank, void* address, const uint64_t* sizes,
+                             const uint64_t* strides, const unsigned* box, const unsigned* element_strides,
+                             int interleave, int swizzle, int promotion, int fill) {
+    static const unsigned char BYTES[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4};
+    (void)promotion;
+    for (unsigned i = 0; i < rank; i++) {
+        if (element_strides[i] != 1 || interleave != 0 || type >= (int)sizeof BYTES || swizzle > 3) {
+            fprintf(stderr, "a tensor map of type %d, interleave %d, swizzle %d\n", type, interleave, swizzle);
+            exit(1);
+        }
+    }
+    memset(map, 0, 128);
+    memcpy(map, "XT", 2);
+    map[2] = rank;
+    map[3] = BYTES[type];
+    map[4] = swizzle;
+    map[5] = fill;
+    memcpy(map + 8, &address, 8);
+    memcpy(map + 16, sizes, 8 * rank);
+    memcpy(map + 56, strides, 8 * (rank - 1));
+    memcpy(map + 96, box, 4 * rank);
+    return 0;
+}
+
+int cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned version, uint64_t flags, int* result) {
+    (void)version, (void)flags;
+    if (strcmp(name, "cuTensorMapEncodeTiled") != 0) {
+        fprintf(stderr, "%s of the driver\n", name);
+        exit(1);
+    }
+    *function = (void*)encode_tensor_map;
+    *result = 0;
+    return 0;
+}
+
+int cudaDriverGetVersion(int* version) {
+    *version = 13020;
+    return 0;
+}

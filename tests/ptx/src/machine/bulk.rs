@@ -84,6 +84,17 @@ impl Exec<'_, '_> {
         self.warp.bulk_reads.push(PendingBulkRead { lane, group: None, offset, bytes: size, stamp });
     }
 
+    /// Writes a part of a copy to global memory. Lanes of one instruction may write the same bytes at once: CUTLASS lets
+    /// whole warps store a tile.
+    fn bulk_write(&mut self, lane: usize, target: AccessTarget, contents: &[u8]) {
+        let mut old = [0; 16];
+        let old = &mut old[..contents.len()];
+        self.fetch(target, old);
+        self.check_write(lane, target, contents.len(), AccessKind::Ordinary, old == contents);
+        self.put(target, contents);
+        self.trace_access(target, contents);
+    }
+
     fn bulk_to_global(&mut self, lane: usize, address: u64, contents: &[u8], reduce: Option<(AtomicUpdate, u32)>) {
         let width = reduce.map_or(16, |(_, bytes)| bytes as usize);
         for (i, part) in contents.chunks(width).enumerate() {
@@ -91,9 +102,7 @@ impl Exec<'_, '_> {
                 return;
             };
             let Some((update, _)) = reduce else {
-                self.check_write(lane, target, part.len(), AccessKind::Ordinary, false);
-                self.put(target, part);
-                self.trace_access(target, part);
+                self.bulk_write(lane, target, part);
                 continue;
             };
             let (mut old, mut new) = ([0; 8], [0; 8]);
@@ -240,9 +249,7 @@ impl Exec<'_, '_> {
                 self.fetch(source, &mut contents);
                 self.note_bulk_read(lane, offset, bytes);
                 let Some(target) = self.target(lane, Space::Global, target, bytes) else { return };
-                self.check_write(lane, target, bytes, AccessKind::Ordinary, false);
-                self.put(target, &contents);
-                self.trace_access(target, &contents);
+                self.bulk_write(lane, target, &contents);
             }
             self.run.counters.bulk(self.pc, map.box_bytes());
         }

@@ -403,7 +403,7 @@ pub const ROWS: &[InstructionRow] = &[
         "loads 8x8 matrices as fragments",
     ),
     row(
-        "stmatrix sync aligned m8n8 x1|x2|x4 trans? $cta? b16",
+        "stmatrix sync aligned m8n8? x1|x2|x4 trans? m8n8? trans? $cta? b16",
         Unit::Store,
         tensor::store_matrix,
         "stores fragments as 8x8 matrices",

@@ -30,6 +30,7 @@ type Numbers = HashMap<String, f64>;
 pub fn results(kind: &str, numbers: &Numbers, tensors: &Tensors) -> Vec<(String, Vec<f64>)> {
     match kind {
         "matmul" => vec![("out".into(), matmul(numbers, tensors))],
+        "product" => vec![("out".into(), product(numbers, tensors))],
         "softmax" => vec![("out".into(), softmax(numbers, tensors))],
         "layer_norm" => layer_norm(numbers, tensors),
         "attention" => {
@@ -76,6 +77,17 @@ fn matmul(numbers: &Numbers, tensors: &Tensors) -> Vec<f64> {
         (0..k).map(|j| a[row * k + j] * b[column * k + j]).sum()
     };
     (0..m * n).map(product).collect()
+}
+
+/// `a · b` of m x k and k x n matrices, which are stored by rows or by columns.
+fn product(numbers: &Numbers, tensors: &Tensors) -> Vec<f64> {
+    let [m, n, k] = ["m", "n", "k"].map(|name| numbers[name] as usize);
+    let element = |name: &str, (rows, columns): (usize, usize), row: usize, column: usize| {
+        let by_rows = numbers[&format!("{name}_by_rows")] != 0.0;
+        tensors.values(name)[if by_rows { row * columns + column } else { column * rows + row }]
+    };
+    let sum = |i: usize| (0..k).map(|j| element("a", (m, k), i / n, j) * element("b", (k, n), j, i % n)).sum();
+    (0..m * n).map(sum).collect()
 }
 
 fn softmax(numbers: &Numbers, tensors: &Tensors) -> Vec<f64> {
