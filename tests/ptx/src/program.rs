@@ -447,6 +447,18 @@ pub struct Instruction {
     pub text_line: u32,
 }
 
+/// Bytes behind each `.shared` variable that belong to none: an access beyond a variable hits no neighbour. A multiple of
+/// the banks' 128 bytes, so that bank conflicts stay as they are.
+pub const SHARED_GUARD_BYTES: u32 = 1024;
+
+/// A `.shared` variable: bytes of a block's shared memory.
+#[derive(Clone, Debug)]
+pub struct SharedVariable {
+    pub name: String,
+    pub offset: u32,
+    pub bytes: u32,
+}
+
 /// An entry of a module, ready to run.
 #[derive(Clone, Debug)]
 pub struct KernelProgram {
@@ -457,10 +469,27 @@ pub struct KernelProgram {
     /// Bytes of the parameters, with their offsets in declared order.
     pub param_bytes: u32,
     pub params: Vec<(String, u32, u32)>,
-    /// Bytes of `.shared` variables. Dynamic shared memory follows at `dynamic_shared`.
-    pub static_shared: u32,
+    /// Variables in shared memory, each with [`SHARED_GUARD_BYTES`] behind it. Dynamic shared memory follows at
+    /// `dynamic_shared`.
+    pub shared_variables: Vec<SharedVariable>,
     pub dynamic_shared: u32,
+    /// Bytes of the variables without guards.
+    pub static_shared: u32,
     pub local_bytes: u32,
     pub max_threads: Option<u32>,
     pub cluster: Option<[u32; 3]>,
+}
+
+impl KernelProgram {
+    /// The variable that shared memory holds at an offset, or before it; `None`: dynamic shared memory.
+    pub fn shared_variable(&self, offset: usize) -> Option<&SharedVariable> {
+        let before = self.shared_variables.iter().rev().find(|variable| variable.offset as usize <= offset);
+        before.filter(|_| offset < self.dynamic_shared as usize)
+    }
+
+    /// Whether bytes of shared memory are all in one variable, or all in dynamic shared memory.
+    pub fn is_in_one_variable(&self, offset: usize, bytes: usize) -> bool {
+        let ends_within = |variable: &SharedVariable| offset + bytes <= (variable.offset + variable.bytes) as usize;
+        self.shared_variable(offset).is_none_or(ends_within)
+    }
 }

@@ -85,6 +85,29 @@ fn a_missing_wait_for_a_copy() {
     assert!(kinds(SHARED, no_barrier, 64).contains(&FindingKind::Race));
 }
 
+/// Each variable has bytes behind it that belong to none, also where another variable or dynamic memory follows.
+#[test]
+fn a_row_beyond_a_variable_in_shared_memory() {
+    let shared = ".shared .align 16 .b8 tile[256]; .shared .align 16 .b8 next[256];
+        .extern .shared .align 16 .b8 dynamic[];";
+    let body = |first: &str, row: u32| {
+        format!(
+            "shl.b32 %r10, %r0, 2; mov.u32 %r9, {first}; add.u32 %r10, %r10, %r9; st.shared.u32 [%r10+{row}], %r0;
+             mov.u32 %r9, next; mov.u32 %r8, dynamic; bar.sync 0; ld.shared.u32 %r1, [%r10+{row}];"
+        )
+    };
+    for variable in ["tile", "next"] {
+        let (report, _) = run(&kernel(shared, &body(variable, 128)), 1, 32, 512, 1);
+        assert_eq!(report.failure(), None);
+        let (report, _) = run(&kernel(shared, &body(variable, 256)), 1, 32, 512, 1);
+        let expected = format!("4 bytes at byte 256 of {variable} in shared memory, which has 256");
+        assert_eq!(
+            report.findings.iter().map(|f| (f.kind, &*f.message)).collect::<Vec<_>>(),
+            [(FindingKind::OutOfBounds, &*expected)]
+        );
+    }
+}
+
 #[test]
 fn reads_of_what_was_never_written() {
     finds(

@@ -2,7 +2,7 @@
 
 use super::{InstructionDecoder, Meaning};
 use crate::error::{PtxError, PtxResult};
-use crate::program::{Instruction, KernelProgram};
+use crate::program::{Instruction, KernelProgram, SHARED_GUARD_BYTES, SharedVariable};
 use crate::syntax::{PtxFunction, PtxOperand, RawInstruction, Space, SyntaxTree, Variable};
 use crate::table;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -22,12 +22,16 @@ pub fn decode(tree: &SyntaxTree, function: &PtxFunction, variables: &HashMap<Str
     let named: HashSet<&str> =
         function.instructions.iter().flat_map(|raw| &raw.operands).flat_map(symbols_of).collect();
     let (mut static_shared, mut local_bytes, mut dynamic_align) = (0, 0, 16);
+    let mut shared_variables = Vec::new();
     for variable in tree.variables.iter().chain(&function.variables) {
         match variable.space {
             Space::Shared if variable.is_dynamic => dynamic_align = dynamic_align.max(variable.align),
             Space::Shared if named.contains(variable.name.as_str()) => {
-                let at = place(&mut static_shared, variable);
-                symbols.insert(variable.name.clone(), Meaning::Offset(at.into()));
+                let (name, bytes) = (variable.name.clone(), variable.bytes);
+                // Guards are multiples of every alignment.
+                let offset = place(&mut static_shared, variable) + shared_variables.len() as u32 * SHARED_GUARD_BYTES;
+                symbols.insert(name.clone(), Meaning::Offset(offset.into()));
+                shared_variables.push(SharedVariable { name, offset, bytes });
             }
             Space::Local => {
                 let at = place(&mut local_bytes, variable);
@@ -45,7 +49,8 @@ pub fn decode(tree: &SyntaxTree, function: &PtxFunction, variables: &HashMap<Str
     for (name, variable) in &arguments {
         symbols.insert((*name).into(), Meaning::Argument(place(&mut local_bytes, variable)));
     }
-    let dynamic_shared = static_shared.next_multiple_of(dynamic_align);
+    let static_shared = static_shared.next_multiple_of(dynamic_align);
+    let dynamic_shared = static_shared + shared_variables.len() as u32 * SHARED_GUARD_BYTES;
     for variable in tree.variables.iter().chain(&function.variables).filter(|variable| variable.is_dynamic) {
         symbols.insert(variable.name.clone(), Meaning::Offset(dynamic_shared.into()));
     }
@@ -72,8 +77,9 @@ pub fn decode(tree: &SyntaxTree, function: &PtxFunction, variables: &HashMap<Str
         num_predicates: function.num_predicates,
         param_bytes,
         params,
-        static_shared,
+        shared_variables,
         dynamic_shared,
+        static_shared,
         local_bytes,
         max_threads: function.max_threads,
         cluster: function.cluster,

@@ -7,7 +7,7 @@ use super::step::Exec;
 use crate::decoder::moves::{LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW};
 use crate::findings::FindingKind;
 use crate::memory::{AccessError, Spot};
-use crate::program::{Address, AtomicUpdate, LaneValues, MemoryOrder, ValueSource, WARP_SIZE};
+use crate::program::{Address, AtomicUpdate, LaneValues, MemoryOrder, SharedVariable, ValueSource, WARP_SIZE};
 use crate::races::{AccessKind, Stamp};
 use crate::syntax::{Register, Space};
 use crate::types::{sign_extend, truncate};
@@ -61,12 +61,22 @@ impl Exec<'_, '_> {
         match space {
             Space::Shared | Space::SharedCluster => {
                 let place = self.shared_place(address);
-                let Some((block, offset)) =
-                    place.filter(|(block, offset)| offset + bytes <= self.blocks[*block].shared.len())
-                else {
-                    let have = self.blocks[self.b].shared.len();
-                    self.report(FindingKind::OutOfBounds, lane, None, || {
-                        format!("{bytes} bytes at byte {address} of shared memory, which has {have}")
+                let program = self.run.program;
+                let Some((block, offset)) = place.filter(|(block, offset)| {
+                    offset + bytes <= self.blocks[*block].shared.len() && program.is_in_one_variable(*offset, bytes)
+                }) else {
+                    let dynamic = u64::from(program.dynamic_shared);
+                    let have = self.blocks[self.b].shared.len() as u64 - dynamic;
+                    let variable = place.and_then(|(_, offset)| program.shared_variable(offset));
+                    self.report(FindingKind::OutOfBounds, lane, None, || match variable {
+                        Some(SharedVariable { name, offset, bytes: have }) => {
+                            let at = address - u64::from(*offset);
+                            format!("{bytes} bytes at byte {at} of {name} in shared memory, which has {have}")
+                        }
+                        None => {
+                            let at = address.wrapping_sub(dynamic);
+                            format!("{bytes} bytes at byte {at} of dynamic shared memory, which has {have}")
+                        }
                     });
                     return None;
                 };
@@ -123,7 +133,15 @@ impl Exec<'_, '_> {
     /// What a place is called in a message.
     fn describe(&mut self, target: AccessTarget) -> String {
         match target {
-            AccessTarget::Shared { offset, .. } => format!("byte {offset} of shared memory"),
+            AccessTarget::Shared { offset, .. } => match self.run.program.shared_variable(offset) {
+                Some(variable) => {
+                    format!("byte {} of {} in shared memory", offset - variable.offset as usize, variable.name)
+                }
+                None => {
+                    let offset = offset - self.run.program.dynamic_shared as usize;
+                    format!("byte {offset} of dynamic shared memory")
+                }
+            },
             AccessTarget::Global(spot) => format!("byte {} of an allocation in global memory", spot.offset),
             AccessTarget::Local(offset) => format!("byte {offset} of local memory"),
             AccessTarget::Param(offset) => format!("byte {offset} of the parameters"),

@@ -208,7 +208,7 @@ fn check(program: &KernelProgram, launch: &GridLaunch, params: &[u8]) -> PtxResu
     if threads == 0 || threads > u64::from(most) {
         return error(format!("block {block:?}: must have 1 to {most} threads"));
     }
-    if program.dynamic_shared + shared_bytes > 228 << 10 {
+    if program.static_shared + shared_bytes > 228 << 10 {
         return error(format!("{shared_bytes} bytes of shared memory: a block has at most 228 KiB"));
     }
     if cluster.contains(&0) || grid.iter().zip(cluster).any(|(grid, cluster)| grid % cluster != 0) {

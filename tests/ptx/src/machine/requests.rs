@@ -98,7 +98,9 @@ impl Exec<'_, '_> {
         let (region, start) = if is_shared {
             // Addresses of other blocks of a cluster have bits above the offset.
             let (first, last) = (low & 0xffff_ffff, high & 0xffff_ffff);
-            if last.wrapping_sub(first) != high - low || last as usize + bytes > self.blocks[self.b].shared.len() {
+            let (from, end) = (first as usize, last as usize + bytes);
+            let is_within = high - low == last.wrapping_sub(first) && end <= self.blocks[self.b].shared.len();
+            if !is_within || !self.run.program.is_in_one_variable(from, end - from) {
                 return None;
             }
             (RequestRegion::Shared(self.b), low - first)
