@@ -102,8 +102,13 @@ impl Lexer<'_> {
 
     fn word(&mut self) -> String {
         let start = self.at;
+        let is_directive = self.peek(0) == b'.';
         loop {
             let byte = self.peek(0);
+            // `.reg.b16`: a directive ends where its type begins.
+            if is_directive && byte == b'.' && self.at > start {
+                break;
+            }
             if byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'$' | b'%' | b'.') {
                 self.at += 1;
             } else if byte == b':' && self.peek(1) == b':' {
