@@ -134,8 +134,8 @@ impl Counters {
         counts.global_bytes += num_accesses * bytes;
     }
 
-    /// Accesses of shared memory, lanes and offsets, of `bytes` bytes each: a pass serves 32 banks of 4 bytes, and lanes
-    /// that read the same word share it. Accesses of 8 and 16 bytes are served by half and by quarter warps.
+    /// Accesses of shared memory, lanes and offsets, of `bytes` bytes each: a pass serves 32 banks of 4 bytes, and
+    /// lanes that read the same word share it. Accesses of 8 and 16 bytes are served by half and by quarter warps.
     pub(crate) fn shared(&mut self, pc: u32, accesses: impl Iterator<Item = (usize, u64)>, bytes: u64) {
         let lanes_of_pass = (128 / bytes.clamp(4, 128)) as usize;
         let (mut passes, mut ideal, mut num_accesses) = (0, 0, 0);

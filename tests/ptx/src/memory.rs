@@ -235,8 +235,8 @@ impl GpuMemory {
     /// A region's bytes, its accesses, and the bytes that were written; `None`: all.
     pub(crate) fn region(&mut self, region: usize) -> (&mut [u8], &mut Shadow, Option<&mut ByteSet>) {
         let Region { address, bytes, shadow, written, .. } = &mut self.regions[region];
-        // SAFETY: the region is valid memory of initialised bytes, and while this module's owner is borrowed, nobody else
-        // uses it: memory of the host by the promise of `map_host`.
+        // SAFETY: the region is valid memory of initialised bytes, and while the memory is borrowed, nobody else uses
+        // it: that of the host by the promise of `map_host`.
         let contents = unsafe { std::slice::from_raw_parts_mut(*address as *mut u8, *bytes) };
         (contents, shadow, written.as_mut())
     }

@@ -146,21 +146,24 @@ pub enum Op {
         to: Register,
         from: [ValueSource; 3],
     },
-    /// A comparison to predicates, combined with another predicate.
+    /// A comparison to predicates, combined with another predicate. With `is_pair` the low and the high halves are
+    /// compared apart, and the second predicate is that of the high ones.
     Compare {
         compute: Compute,
         mode: ArithmeticMode,
         from: [ValueSource; 3],
+        is_pair: bool,
         combine: fn(u32, u32) -> u32,
         with: Option<PredicateSource>,
         to: Option<Predicate>,
         negated_to: Option<Predicate>,
     },
-    /// A comparison to a register: all ones or 1.0 if true.
+    /// A comparison to a register: all ones or 1.0 if true; of pairs, in each half.
     CompareSet {
         compute: Compute,
         mode: ArithmeticMode,
         from: [ValueSource; 3],
+        is_pair: bool,
         when_true: u64,
         to: Register,
     },
@@ -447,8 +450,8 @@ pub struct Instruction {
     pub text_line: u32,
 }
 
-/// Bytes behind each `.shared` variable that belong to none: an access beyond a variable hits no neighbour. A multiple of
-/// the banks' 128 bytes, so that bank conflicts stay as they are.
+/// Bytes behind each `.shared` variable that belong to none: an access beyond a variable hits no neighbour. A multiple
+/// of the banks' 128 bytes, so that bank conflicts stay as they are.
 pub const SHARED_GUARD_BYTES: u32 = 1024;
 
 /// A `.shared` variable: bytes of a block's shared memory.

@@ -206,3 +206,22 @@ fn approximations_stay_within_the_manual_s_bounds() {
         assert!(found != exact && found.iter().zip(&exact).all(|(a, b)| a.abs_diff(*b) <= 2), "{error}");
     }
 }
+
+/// Halves of pairs are compared apart. The words are 1 and -2, and 1 and 3, as float16.
+#[test]
+fn pairs_are_compared_half_by_half() {
+    let pair = "mov.b32 %r2, 0xc0003c00; mov.b32 %r3, 0x42003c00;";
+    assert_eq!(value(&format!("{pair} set.eq.f16x2.f16x2 %r1, %r2, %r3;")), 0x3c00);
+    assert_eq!(value(&format!("{pair} set.lt.f16x2.f16x2 %r1, %r2, %r3;")), 0x3c00_0000);
+    let both = "setp.le.f16x2 %p1|%p2, %r3, %r2; selp.b32 %r1, 1, 0, %p1; @%p2 add.u32 %r1, %r1, 2;";
+    assert_eq!(value(&format!("{pair} {both}")), 1);
+    assert_eq!(value("mov.b16 %h0, 0x3f80; set.eq.bf16.bf16 %h1, %h0, %h0; cvt.u32.u16 %r1, %h1;"), 0x3f80);
+}
+
+/// libcu++ names the operation before the order.
+#[test]
+fn atomics_may_name_their_operation_first() {
+    let body = "atom.add.acquire.gpu.u32 %r2, [%d0], 2; atom.cas.release.gpu.b32 %r2, [%d0], 64, 5;";
+    let (report, words) = run(&kernel("", body), 1, 32, 1, 3);
+    assert_eq!((report.failure(), &words[..]), (None, &[5][..]));
+}

@@ -248,6 +248,7 @@ pub fn test_property(decoder: &InstructionDecoder<'_>) -> PtxResult<Op> {
             crate::program::ValueSource::Constant(0),
             crate::program::ValueSource::Constant(0),
         ],
+        is_pair: false,
         combine: |found, _| found,
         with: None,
         to: Some(decoder.predicate(0)?),

@@ -218,7 +218,8 @@ fn combination(decoder: &InstructionDecoder<'_>) -> Option<Combine> {
 /// `setp`: one or two predicates, perhaps combined with a third.
 pub fn set_predicate(decoder: &InstructionDecoder<'_>) -> PtxResult<Op> {
     let scalar = decoder.scalar(0)?;
-    let Some(compute) = comparison(decoder, scalar) else { return decoder.unsupported() };
+    let (element, is_pair) = element_of(scalar);
+    let Some(compute) = comparison(decoder, element) else { return decoder.unsupported() };
     let from = [decoder.source(1, scalar)?, decoder.source(2, scalar)?, ValueSource::Constant(0)];
     let (to, negated_to) = match decoder.operand(0)? {
         PtxOperand::PredicatePair(to, negated_to) => (*to, *negated_to),
@@ -227,19 +228,37 @@ pub fn set_predicate(decoder: &InstructionDecoder<'_>) -> PtxResult<Op> {
     let combine = combination(decoder);
     let with = if combine.is_some() { Some(decoder.predicate_source(3)?) } else { None };
     let combine = combine.unwrap_or(|found, _| found);
-    Ok(Op::Compare { compute, mode: decoder.mode(), from, combine, with, to, negated_to })
+    Ok(Op::Compare { compute, mode: decoder.mode(), from, is_pair, combine, with, to, negated_to })
 }
 
-/// `set`: all ones or 1.0 in a register.
+/// The type of each half of a pair, and whether there are two.
+fn element_of(scalar: ScalarType) -> (ScalarType, bool) {
+    match scalar {
+        ScalarType::F16x2 => (ScalarType::F16, true),
+        ScalarType::Bf16x2 => (ScalarType::Bf16, true),
+        _ => (scalar, false),
+    }
+}
+
+/// `set`: all ones or 1.0 in a register, or in each half of it.
 pub fn set(decoder: &InstructionDecoder<'_>) -> PtxResult<Op> {
     let (result, scalar) = (decoder.scalar(0)?, decoder.scalar(1)?);
     if combination(decoder).is_some() {
         return decoder.unsupported();
     }
-    let Some(compute) = comparison(decoder, scalar) else { return decoder.unsupported() };
+    let ((element, is_pair), (of_result, gives_pair)) = (element_of(scalar), element_of(result));
+    let Some(compute) = comparison(decoder, element) else { return decoder.unsupported() };
+    if is_pair != gives_pair {
+        return decoder.unsupported();
+    }
     let from = [decoder.source(1, scalar)?, decoder.source(2, scalar)?, ValueSource::Constant(0)];
-    let when_true = if result == ScalarType::F32 { u64::from(1.0_f32.to_bits()) } else { 0xffff_ffff };
-    Ok(Op::CompareSet { compute, mode: decoder.mode(), from, when_true, to: decoder.register(0)? })
+    let when_true = match of_result {
+        ScalarType::F32 => u64::from(1.0_f32.to_bits()),
+        ScalarType::F16 => 0x3c00,
+        ScalarType::Bf16 => 0x3f80,
+        _ => 0xffff_ffff,
+    };
+    Ok(Op::CompareSet { compute, mode: decoder.mode(), from, is_pair, when_true, to: decoder.register(0)? })
 }
 
 /// `and.pred`, `or.pred`, `xor.pred`, `not.pred`

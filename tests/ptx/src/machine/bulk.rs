@@ -84,8 +84,8 @@ impl Exec<'_, '_> {
         self.warp.bulk_reads.push(PendingBulkRead { lane, group: None, offset, bytes: size, stamp });
     }
 
-    /// Writes a part of a copy to global memory. Lanes of one instruction may write the same bytes at once: CUTLASS lets
-    /// whole warps store a tile.
+    /// Writes a part of a copy to global memory. Lanes of one instruction may write the same bytes at once: CUTLASS
+    /// lets whole warps store a tile.
     fn bulk_write(&mut self, lane: usize, target: AccessTarget, contents: &[u8]) {
         let mut old = [0; 16];
         let old = &mut old[..contents.len()];

@@ -1,5 +1,5 @@
-//! Requests: the plain accesses of a warp's lanes when all of them lead to one region of memory, which is the usual case
-//! and the one that has to be fast. Anything else goes lane by lane, in `access`.
+//! Requests: the plain accesses of a warp's lanes when all of them lead to one region of memory, which is the usual
+//! case and the one that has to be fast. Anything else goes lane by lane, in `access`.
 
 use super::access::AccessTarget;
 use super::step::Exec;

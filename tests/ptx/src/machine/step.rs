@@ -5,7 +5,7 @@ use super::groups::GroupState;
 use super::{LaunchRun, ThreadBlock, Warp, lanes_of};
 use crate::findings::FindingKind;
 use crate::program::{
-    ArithmeticMode, Instruction, KernelProgram, LaneValues, Op, PredicateSource, ValueSource, WARP_SIZE,
+    ArithmeticMode, Compute, Instruction, KernelProgram, LaneValues, Op, PredicateSource, ValueSource, WARP_SIZE,
 };
 use crate::races::Stamp;
 use crate::syntax::{Predicate, Register};
@@ -121,6 +121,11 @@ pub(super) fn run_warp(run: &mut LaunchRun<'_>, blocks: &mut [ThreadBlock], b: u
     blocks[b].warps[w] = warp;
 }
 
+/// The lanes in which a comparison gave 1.
+fn lanes_that_hold(found: &LaneValues) -> u32 {
+    found.iter().enumerate().fold(0, |mask, (lane, found)| mask | (*found as u32) << lane)
+}
+
 fn predicate(warp: &Warp, (Predicate(index), negated): PredicateSource) -> u32 {
     let value = warp.predicates[index as usize];
     if negated { !value } else { value }
@@ -215,7 +220,7 @@ impl Exec<'_, '_> {
         *predicate = *predicate & !self.mask | values & self.mask;
     }
 
-    fn compute(&self, compute: crate::program::Compute, mode: ArithmeticMode, from: &[ValueSource; 3]) -> LaneValues {
+    fn compute(&self, compute: Compute, mode: ArithmeticMode, from: &[ValueSource; 3]) -> LaneValues {
         let mut constants = [None; 3];
         let [a, b, c] = constants.each_mut();
         let operands = [self.operand(from[0], a), self.operand(from[1], b), self.operand(from[2], c)];
@@ -224,9 +229,12 @@ impl Exec<'_, '_> {
         result
     }
 
-    fn compare(&self, compute: crate::program::Compute, mode: ArithmeticMode, from: &[ValueSource; 3]) -> u32 {
-        let found = self.compute(compute, mode, from);
-        found.iter().enumerate().fold(0, |mask, (lane, found)| mask | (*found as u32) << lane)
+    /// What [`Exec::compute`] gives of the operands' high halves.
+    fn compute_high(&self, compute: Compute, mode: ArithmeticMode, from: &[ValueSource; 3]) -> LaneValues {
+        let operands = from.map(|source| self.get(source).map(|value| value >> 16));
+        let mut result = [0; WARP_SIZE];
+        compute(&operands.each_ref(), mode, &mut result);
+        result
     }
 
     fn execute(&mut self, instruction: &Instruction) -> Flow {
@@ -239,19 +247,24 @@ impl Exec<'_, '_> {
                 }
                 self.set(*to, &result);
             }
-            Op::Compare { compute, mode, from, combine, with, to, negated_to } => {
-                let found = self.compare(*compute, *mode, from);
+            Op::Compare { compute, mode, from, is_pair, combine, with, to, negated_to } => {
+                let found = lanes_that_hold(&self.compute(*compute, *mode, from));
+                let second = if *is_pair { lanes_that_hold(&self.compute_high(*compute, *mode, from)) } else { !found };
                 let with = with.map_or(0, |with| self.predicate(with));
                 if let Some(to) = to {
                     self.set_predicate(*to, combine(found, with));
                 }
                 if let Some(to) = negated_to {
-                    self.set_predicate(*to, combine(!found, with));
+                    self.set_predicate(*to, combine(second, with));
                 }
             }
-            Op::CompareSet { compute, mode, from, when_true, to } => {
-                let found = self.compute(*compute, *mode, from);
-                self.set(*to, &found.map(|found| if found != 0 { *when_true } else { 0 }));
+            Op::CompareSet { compute, mode, from, is_pair, when_true, to } => {
+                let mut values = self.compute(*compute, *mode, from).map(|found| found * when_true);
+                if *is_pair {
+                    let high = self.compute_high(*compute, *mode, from);
+                    values.iter_mut().zip(high).for_each(|(value, found)| *value |= (found * when_true) << 16);
+                }
+                self.set(*to, &values);
             }
             Op::PredicateLogic { combine, to, a, b } => {
                 let value = combine(self.predicate(*a), self.predicate(*b));
