@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs kernels of FlashInfer, CUTLASS, SGLang and Liger Kernel, unmodified, on the PTX interpreter, and compares what they compute
-# with float64 references. The kernels come from PyPI and are compiled here, without a GPU; nothing of them is kept in
-# the repository.
+# Runs kernels of FlashInfer, CUTLASS, SGLang and Liger Kernel, unmodified, on the PTX interpreter, and compares what
+# they compute with float64 references. The kernels come from PyPI and are compiled here, without a GPU; nothing of them
+# is kept in the repository.
 #
 #     scripts/peer-kernels.sh [FOLDER OF THE ENVIRONMENT THAT compile-kernels.sh MAKES]
 set -euo pipefail

@@ -33,9 +33,10 @@ void gemm_case(const char* name, int m, int n, int k) {
     constexpr bool A_BY_ROWS = std::is_same_v<LayoutA, cutlass::layout::RowMajor>;
     constexpr bool B_BY_ROWS = std::is_same_v<LayoutB, cutlass::layout::RowMajor>;
     constexpr int ALIGNMENT = 16 / sizeof(T);
-    using EpilogueSchedule = std::conditional_t<std::is_same_v<Schedule, cutlass::gemm::KernelTmaWarpSpecializedCooperative>,
-                                                cutlass::epilogue::TmaWarpSpecializedCooperative,
-                                                cutlass::epilogue::TmaWarpSpecialized>;
+    constexpr bool IS_COOPERATIVE = std::is_same_v<Schedule, cutlass::gemm::KernelTmaWarpSpecializedCooperative>;
+    using EpilogueSchedule =
+        std::conditional_t<IS_COOPERATIVE, cutlass::epilogue::TmaWarpSpecializedCooperative,
+                           cutlass::epilogue::TmaWarpSpecialized>;
     using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
         cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster,
         cutlass::epilogue::collective::EpilogueTileAuto, float, float, void, cutlass::layout::RowMajor, ALIGNMENT, T,
@@ -87,5 +88,6 @@ int main() {
     gemm_case<bf16, Columns, Rows, Shape<_64, _128, _32>, One, Simple>("product_transposed", 72, 104, 56);
     gemm_case<float, Rows, Columns, Shape<_64, _64, _32>, One, Simple>("product_tf32", 68, 36, 52);
     // Two blocks load half of a tile each and send it to both.
-    gemm_case<half, Rows, Columns, Shape<_128, _64, _64>, Shape<_2, _1, _1>, Cooperative>("product_multicast", 250, 72, 96);
+    using Two = Shape<_2, _1, _1>;
+    gemm_case<half, Rows, Columns, Shape<_128, _64, _64>, Two, Cooperative>("product_multicast", 250, 72, 96);
 }

@@ -115,9 +115,10 @@ static void record_launch(const void* function, Dim grid, Dim block, Dim cluster
     if (kernel->num_params == 0) {
         read_sizes(kernel);
     }
-    fprintf(output(), "{\"launch\": \"%s\", \"grid\": [%u, %u, %u], \"block\": [%u, %u, %u], \"cluster\": [%u, %u, %u], ",
-            kernel->name, grid.x, grid.y, grid.z, block.x, block.y, block.z, cluster.x, cluster.y, cluster.z);
-    fprintf(output(), "\"shared_bytes\": %zu, ", shared_bytes);
+    fprintf(output(), "{\"launch\": \"%s\", \"grid\": [%u, %u, %u], \"block\": [%u, %u, %u], ", kernel->name, grid.x,
+            grid.y, grid.z, block.x, block.y, block.z);
+    fprintf(output(), "\"cluster\": [%u, %u, %u], \"shared_bytes\": %zu, ", cluster.x, cluster.y, cluster.z,
+            shared_bytes);
     fprintf(output(), "\"params\": [");
     for (int i = 0; i < kernel->num_params; i++) {
         fprintf(output(), i == 0 ? "\"" : ", \"");
