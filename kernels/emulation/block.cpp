@@ -273,7 +273,7 @@ Exchange& BlockRunner::exchange(const char* name, uint32_t mask, const void* byt
         wait(name);
         return *found;
     }
-    found->open = false;
+    found->open = found->is_decoded = false;
     found->readers_left = __builtin_popcount(mask);
     for (FiberThread* thread : found->waiting) {
         make_ready(thread);

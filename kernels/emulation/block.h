@@ -44,6 +44,9 @@ struct Thread {
 // An exchange among the lanes of a mask: each lane brings up to 32 bytes and reads what the others brought.
 struct Exchange {
     alignas(16) unsigned char brought[WARP][32];
+    // What the first lane that reads has made of this for the others, too.
+    bool is_decoded;
+    float decoded[WARP][12];
 };
 
 // The part of a running block that kernels look at.
@@ -57,7 +60,7 @@ struct Block {
 };
 
 // The block that this operating-system thread runs.
-extern __thread Block* block;
+extern __thread Block* block __attribute__((tls_model("initial-exec")));
 
 // The current thread waits until all threads of the block have come here.
 void barrier(int predicate, const char* name);

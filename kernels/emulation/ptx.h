@@ -71,9 +71,9 @@ template <bool TRANSPOSED> inline void load_matrix(uint32_t (&r)[4], const void*
     end_exchange(all);
 }
 
-// A lane's part of both operands of an mma.
+// A lane's part of both operands of an mma: four registers of A, and two of B.
 struct Fragments {
-    uint32_t a[4], b[2];
+    uint32_t registers[6];
 };
 
 template <class T> inline float half_of(uint32_t packed, int i) {
@@ -81,17 +81,26 @@ template <class T> inline float half_of(uint32_t packed, int i) {
 }
 
 template <class T> inline void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    const Fragments mine = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
+    const Fragments mine = {{a[0], a[1], a[2], a[3], b0, b1}};
     Exchange& all = exchange("mma", ~0u, &mine, sizeof mine);
-    const auto of = [&](int lane) -> const Fragments& { return reinterpret_cast<const Fragments&>(all.brought[lane]); };
+    if (!all.is_decoded) {
+        for (int lane = 0; lane < WARP; lane++) {
+            Fragments brought;
+            memcpy(&brought, all.brought[lane], sizeof brought);
+            for (int i = 0; i < 12; i++) {
+                all.decoded[lane][i] = half_of<T>(brought.registers[i / 2], i % 2);
+            }
+        }
+        all.is_decoded = true;
+    }
     const int g = block->current->lane / 4, t = block->current->lane % 4;
     for (int i = 0; i < 4; i++) {
         const int row = g + 8 * (i / 2), column = 2 * t + i % 2;
         float sum = c[i];
         for (int k = 0; k < 16; k++) {
-            const uint32_t x = of(row % 8 * 4 + k % 8 / 2).a[row / 8 + 2 * (k / 8)];
-            const uint32_t y = of(column * 4 + k % 8 / 2).b[k / 8];
-            sum += half_of<T>(x, k % 2) * half_of<T>(y, k % 2);
+            const float x = all.decoded[row % 8 * 4 + k % 8 / 2][2 * (row / 8 + 2 * (k / 8)) + k % 2];
+            const float y = all.decoded[column * 4 + k % 8 / 2][8 + 2 * (k / 8) + k % 2];
+            sum += x * y;
         }
         c[i] = sum;
     }

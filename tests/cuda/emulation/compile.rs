@@ -29,6 +29,16 @@ const FLAGS: &[&str] = &[
     "-Wno-unused-function",
 ];
 
+/// Conversions of float16 and fused products are instructions of this processor, if it has them. Otherwise each is a
+/// call, with the same result.
+fn processor_flags() -> &'static [&'static str] {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("f16c") && is_x86_feature_detected!("fma") {
+        return &["-mf16c", "-mfma"];
+    }
+    &[]
+}
+
 /// Runs the thread blocks of all kernels.
 const RUNTIME: &str = "emulation/block.cpp";
 
@@ -51,8 +61,11 @@ pub fn library(root: &Path, source: &ModuleSource) -> DeviceResult<PathBuf> {
 
 /// Compiles one file to a library that links `linked`.
 fn compile(root: &Path, file: &str, defines: &[String], linked: Option<&Path>) -> DeviceResult<PathBuf> {
-    let mut flags: Vec<&str> = FLAGS.to_vec();
-    if linked.is_some() {
+    let mut flags: Vec<&str> = [FLAGS, processor_flags()].concat();
+    if linked.is_none() {
+        // It is compiled once, and most of the time is spent in it.
+        flags.push("-O2");
+    } else {
         // Kernels use only C's headers. The C++ headers of the same names take longer to compile than most kernels.
         flags.push("-nostdinc++");
     }
