@@ -77,6 +77,8 @@ pub struct Template<'s> {
     takes_later_system: bool,
     /// The field that errors of rendering name.
     param: &'static str,
+    /// Whether it is only tried, under smaller limits.
+    is_tried: bool,
 }
 
 /// The form of a message's content that a template expects.
@@ -174,11 +176,13 @@ impl<'s> Template<'s> {
             content: ContentForm::Text,
             takes_later_system: true,
             param: "messages",
+            is_tried: true,
         };
         template.environment.set_fuel(Some(MAX_PROBE_STEPS));
         template.content = template.content_form();
         template.takes_later_system = template.renders_later_system();
         template.environment.set_fuel(Some(MAX_STEPS));
+        template.is_tried = false;
         Ok(template)
     }
 
@@ -293,7 +297,8 @@ impl<'s> Template<'s> {
             eval(&self.environment, instructions, variables, blocks, &mut out, AutoEscape::None)?;
             Ok(text)
         };
-        let text = meter::run(input as u64, render).map_err(|error| ApiError::invalid(self.param, describe(&error)))?;
+        let text = meter::run(input as u64, self.is_tried, render)
+            .map_err(|error| ApiError::invalid(self.param, describe(&error)))?;
         match continued {
             Some(content) => cut_at_tag(text, &content),
             None => Ok(text),

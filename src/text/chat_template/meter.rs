@@ -60,11 +60,13 @@ pub fn exceeded(what: impl Into<String>) -> Error {
 
 pub type Fallible<T> = Result<T, Error>;
 
-/// Runs a rendering of a conversation of `input` bytes and returns its text.
-pub fn run(input: u64, render: impl FnOnce() -> Fallible<String>) -> Fallible<String> {
+/// Runs a rendering of a conversation of `input` bytes and returns its text. A template that is only tried may make and
+/// read a tenth, as it has a tenth of the steps.
+pub fn run(input: u64, is_probe: bool, render: impl FnOnce() -> Fallible<String>) -> Fallible<String> {
     LEFT.with(|left| {
-        left.made.set(MADE_BYTES.saturating_add(input.saturating_mul(MADE_PER_BYTE)));
-        left.work.set(WORK.saturating_add(input.saturating_mul(WORK_PER_BYTE)));
+        let share = if is_probe { MAX_STEPS / MAX_PROBE_STEPS } else { 1 };
+        left.made.set(MADE_BYTES.saturating_add(input.saturating_mul(MADE_PER_BYTE)) / share);
+        left.work.set(WORK.saturating_add(input.saturating_mul(WORK_PER_BYTE)) / share);
     });
     let text = render()?;
     let most = TEXT_BYTES.saturating_add(input.saturating_mul(TEXT_PER_BYTE));
