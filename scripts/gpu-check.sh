@@ -3,8 +3,8 @@
 # the most, the second the rest. What is found survives a cut at any second: each result is appended to results.tsv,
 # table.md is written again every few seconds, and with each result all logs go into results.tar.gz.
 #
-#     scripts/gpu-check.sh pack     on the build machine: makes target/gpu-check/, at most 64 MiB, which is copied to the
-#                                   GPU machine together with the checkout
+#     scripts/gpu-check.sh pack     on the build machine: makes target/gpu-check/, at most 64 MiB, which is copied to
+#                                   the GPU machine together with the checkout
 #     scripts/gpu-check.sh          on the GPU machine: the first call. It needs what `pack` made, bash and coreutils.
 #     scripts/gpu-check.sh more     the second call: peers (with torch), pressure (with Python), block sizes, HTTP load
 #     scripts/gpu-check.sh dry      both calls without a GPU, on the emulation and the CPU, with the programs of `cargo

@@ -6,8 +6,8 @@
 //! - `copies`: lists of copies; `timer`: a clock of the device.
 //! - `compiler`: kernels, and the cache of compiled kernels; `recording`: graphs; `occupancy`: thread
 //!   blocks on a multiprocessor.
-//! - `matmul`: products; `cold_weights`: how long they take; `invariance`: those whose rows do not depend on each other;
-//!   `descriptors`: cuBLASLt's descriptors; `scratch`: memory for a measurement.
+//! - `matmul`: products; `cold_weights`: how long they take; `invariance`: those whose rows do not depend on each
+//!   other; `descriptors`: cuBLASLt's descriptors; `scratch`: memory for a measurement.
 //! - `gpu`: the device itself.
 //!
 //! [`find`] returns a GPU that can be used, or says why there is none. [`Gpu::open`] opens it, again after a failure.

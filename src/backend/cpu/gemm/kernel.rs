@@ -198,8 +198,8 @@ impl<F: WeightsFormat> ProductKernel<'_, F> {
     }
 }
 
-/// Whether tiles of this many panels are used. Branches on it are constants (`const { .. }`), so that the compiler makes
-/// no code for tiles that an instruction set does not use.
+/// Whether tiles of this many panels are used. Branches on it are constants (`const { .. }`). So the compiler makes no
+/// code for tiles that an instruction set does not use.
 const fn has_width<S: Simd>(panels: usize) -> bool {
     panels == S::ROW_PANELS || panels == S::TILE_PANELS
 }

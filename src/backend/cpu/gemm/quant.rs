@@ -169,7 +169,7 @@ impl<F: PanelFormat> QuantKernel<'_, F> {
             let rest = (end - row).min(MAX_TILE_ROWS - row % MAX_TILE_ROWS).min(S::QUANT_ROWS);
             // SAFETY: the caller's promise; no tile is taller than the rows that are left.
             unsafe {
-                // Constants, so that the compiler makes no code for tiles that an instruction set does not use.
+                // The bounds are constants, so that no code is made for tiles that an instruction set does not use.
                 match rest {
                     1 => {
                         self.tile::<S, 1>(simd, row, panel);
