@@ -1,22 +1,22 @@
-//! The arithmetic of attention, written once over [`Simd`] and the type of the KV cache.
+//! The arithmetic of attention, written once over [`Simd`].
 
 // Indices name registers here. The loops over them are unrolled, and iterators would hide which register is which.
 #![allow(clippy::needless_range_loop)]
 
 mod codes;
 mod elements;
+mod plain;
 mod shorts;
 
 use super::super::isa::Isa;
 use super::super::rotation::rotate;
 use super::super::simd::{LANES, Simd, SimdKernel};
 use super::codes_scratch::CodesScratch;
-use super::groups::{self, GROUP};
 #[cfg(target_arch = "x86_64")]
 use super::tiles;
 use super::unit::{AttentionCall, AttentionUnit, PARTITION, TILE, UnitPart};
-use crate::{CodeType, DType, KvDType};
-use elements::{CacheBf16, CacheElement, CacheF16, CacheF32, Fp8Code, Int4Code, Int8Code};
+use crate::KvDType;
+use elements::ShortCodes;
 
 /// [`max_queries`] in float32.
 const MAX_QUERIES: usize = 64;
@@ -153,108 +153,22 @@ unsafe fn run(isa: Isa, call: &AttentionCall<'_>, units: &[AttentionUnit], scrat
     // SAFETY: the caller's promise.
     let scratch = unsafe { VectorScratch::at(scratch, call) };
     for unit in units {
-        match call.kv.layout.dtype {
-            KvDType::Plain(DType::F32) => isa.run(UnitKernel { call, unit, scratch, part, element: CacheF32 }),
-            KvDType::Plain(DType::F16) => isa.run(UnitKernel { call, unit, scratch, part, element: CacheF16 }),
-            KvDType::Plain(DType::BF16) => isa.run(UnitKernel { call, unit, scratch, part, element: CacheBf16 }),
-            KvDType::Codes(codes) => isa.run(UnitKernel { call, unit, scratch, part, element: CacheCodes(codes) }),
-        }
+        isa.run(UnitKernel { call, unit, scratch, part });
     }
 }
 
-/// What attention over a type of the KV cache does its own way.
-trait CacheType: Copy {
-    /// Prepares a unit's queries.
-    ///
-    /// # Safety
-    /// As for [`run`].
-    #[inline(always)]
-    unsafe fn begin<S: Simd>(self, _: S, _: &UnitKernel<'_, Self>) {}
-
-    /// Adds positions `from..to` of a tile to the state.
-    ///
-    /// # Safety
-    /// As for [`run`]. [`CacheType::begin`] was called for the unit.
-    unsafe fn tile<S: Simd>(
-        self,
-        simd: S,
-        kernel: &UnitKernel<'_, Self>,
-        tile: usize,
-        positions: (usize, usize),
-        state: SoftmaxState,
-    );
-}
-
-impl<E: CacheElement> CacheType for E {
-    #[inline(always)]
-    unsafe fn tile<S: Simd>(
-        self,
-        simd: S,
-        kernel: &UnitKernel<'_, Self>,
-        tile: usize,
-        (from, to): (usize, usize),
-        state: SoftmaxState,
-    ) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            if kernel.call.kv.grouped {
-                kernel.load_groups(simd, tile, from, to);
-            } else {
-                kernel.load_tile(simd, tile, from, to);
-            }
-            kernel.scores(simd);
-            kernel.softmax(simd, tile, state);
-            kernel.accumulate(simd, tile, state);
-        }
-    }
-}
-
-/// A KV cache of codes with scales.
-#[derive(Clone, Copy)]
-struct CacheCodes(CodeType);
-
-impl CacheType for CacheCodes {
-    #[inline(always)]
-    unsafe fn begin<S: Simd>(self, simd: S, kernel: &UnitKernel<'_, Self>) {
-        // SAFETY (both): the caller's promise.
-        match self.0 {
-            CodeType::Int8 if S::SHORT_DOTS => unsafe { kernel.encode_queries::<S, Int8Code>(simd) },
-            CodeType::Int4 => unsafe { kernel.encode_queries::<S, Int4Code>(simd) },
-            CodeType::Int8 | CodeType::Fp8 => {}
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn tile<S: Simd>(
-        self,
-        simd: S,
-        kernel: &UnitKernel<'_, Self>,
-        tile: usize,
-        positions: (usize, usize),
-        state: SoftmaxState,
-    ) {
-        // SAFETY (all): the caller's promise.
-        unsafe {
-            match self.0 {
-                CodeType::Int8 if S::SHORT_DOTS => kernel.short_tile::<S, Int8Code>(simd, tile, positions, state),
-                CodeType::Int8 => kernel.byte_tile::<S, Int8Code>(simd, tile, positions, state),
-                CodeType::Fp8 => kernel.byte_tile::<S, Fp8Code>(simd, tile, positions, state),
-                CodeType::Int4 => kernel.short_tile::<S, Int4Code>(simd, tile, positions, state),
-            }
-        }
-    }
-}
-
-struct UnitKernel<'a, E> {
+/// Kernels for all types of the KV cache are one, because most of it does not depend on the type and takes long to
+/// compile.
+struct UnitKernel<'a> {
     call: &'a AttentionCall<'a>,
     unit: &'a AttentionUnit,
     scratch: VectorScratch,
     part: UnitPart,
-    element: E,
 }
 
-impl<E: CacheType> SimdKernel for UnitKernel<'_, E> {
+impl SimdKernel for UnitKernel<'_> {
     type Output = ();
+    const HAS_INTEGER_PRODUCTS: bool = true;
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
@@ -263,105 +177,39 @@ impl<E: CacheType> SimdKernel for UnitKernel<'_, E> {
         unsafe {
             let own = SoftmaxState::at(self.scratch.partition, self.call, self.unit);
             let total = SoftmaxState::at(self.scratch.total, self.call, self.unit);
-            let (from, state) = match self.part {
-                UnitPart::Partition(partition, state) => {
-                    return self.partition(simd, partition, SoftmaxState::at(state, self.call, self.unit));
-                }
-                UnitPart::Whole => (None, own),
-                UnitPart::Merge(partials) => (Some(partials), own),
-            };
-            self.clear(total);
+            let is_partition = matches!(self.part, UnitPart::Partition(..));
+            if !is_partition {
+                self.clear(total);
+            }
             for i in 0..num_partitions {
-                match from {
-                    None => {
-                        self.partition(simd, first_partition + i, state);
-                        self.merge(simd, state, total);
+                // Each step stands here once, so that it is compiled once.
+                let (partition, state) = match self.part {
+                    UnitPart::Partition(partition, state) => {
+                        (Some(partition), SoftmaxState::at(state, self.call, self.unit))
                     }
-                    Some(partials) => {
+                    UnitPart::Whole => (Some(first_partition + i), own),
+                    UnitPart::Merge(partials) => {
                         let at = partials.add(i * self.call.state_len(self.num_queries())).cast_mut();
-                        self.merge(simd, SoftmaxState::at(at, self.call, self.unit), total);
+                        (None, SoftmaxState::at(at, self.call, self.unit))
                     }
+                };
+                if let Some(partition) = partition {
+                    self.partition(simd, partition, state);
                 }
+                if is_partition {
+                    return;
+                }
+                self.merge(simd, state, total);
             }
             self.write(simd, total);
         }
     }
 }
 
-// SAFETY (all blocks in this impl): as in the next one.
-impl<E: CacheElement> UnitKernel<'_, E> {
-    /// Reads K and V of positions `from..to` of a tile as float32. The tile's other positions are filled with copies of
-    /// these; the masks exclude them.
-    #[inline(always)]
-    unsafe fn load_tile<S: Simd>(&self, simd: S, tile: usize, from: usize, to: usize) {
-        let Self { call, unit, scratch, element, .. } = self;
-        let (kv, dim) = (call.kv, call.padded_dim());
-        let row_bytes = call.shape.head_dim * E::BYTES;
-        let key_offset = kv.head_offset(call.layer, false, unit.kv_head);
-        let value_offset = kv.head_offset(call.layer, true, unit.kv_head);
-        let table = &call.batch.block_tables[unit.seq.first_block..][..unit.seq.num_blocks];
-        let (block_size, block_bytes) = (kv.layout.block_size, kv.layout.block_bytes());
-        let mut rows = [std::ptr::null::<u8>(); TILE];
-        for (i, row) in rows.iter_mut().enumerate() {
-            let position = (tile * TILE + i).clamp(from, to - 1);
-            let block = table[position / block_size] as usize;
-            *row = unsafe { kv.device.as_ptr().add(block * block_bytes + position % block_size * row_bytes) };
-        }
-        unsafe {
-            for d in (0..dim).step_by(LANES) {
-                for half in [0, LANES] {
-                    let mut block = [simd.splat(0.0); LANES];
-                    for i in 0..LANES {
-                        block[i] = element.widen(simd, rows[half + i].add(key_offset + d * E::BYTES));
-                    }
-                    simd.transpose(&mut block);
-                    for i in 0..LANES {
-                        simd.store(scratch.keys.add((d + i) * TILE + half), block[i]);
-                    }
-                }
-            }
-            for (i, row) in rows.iter().enumerate() {
-                for d in (0..dim).step_by(LANES) {
-                    let v = element.widen(simd, row.add(value_offset + d * E::BYTES));
-                    simd.store(scratch.values.add(i * dim + d), v);
-                }
-            }
-        }
-    }
-
-    /// As [`Self::load_tile`], from groups of bfloat16. Groups without a position of `from..to` are left out: the masks
-    /// exclude what the tile has there.
-    #[inline(always)]
-    unsafe fn load_groups<S: Simd>(&self, simd: S, tile: usize, from: usize, to: usize) {
-        let dim = self.call.shape.head_dim;
-        for half in [0, LANES] {
-            let first = tile * TILE + half;
-            if first + GROUP > from && first < to {
-                let next = if first + TILE < to { first + TILE } else { first };
-                unsafe {
-                    let (keys, values) = (self.scratch.keys.add(half), self.scratch.values.add(half * dim));
-                    groups::load::<S, TILE>(simd, dim, self.group(first), self.group(next), keys, values);
-                }
-            }
-        }
-    }
-
-    /// K and V of the group that begins at position `first`.
-    #[inline(always)]
-    fn group(&self, first: usize) -> [*const u8; 2] {
-        let Self { call, unit, .. } = self;
-        let (kv, block_size) = (call.kv, call.kv.layout.block_size);
-        let table = &call.batch.block_tables[unit.seq.first_block..][..unit.seq.num_blocks];
-        let block = table[first / block_size] as usize * kv.layout.block_bytes();
-        let at = kv.device.as_ptr().wrapping_add(block + first % block_size * call.shape.head_dim * E::BYTES);
-        [false, true].map(|value| at.wrapping_add(kv.head_offset(call.layer, value, unit.kv_head)))
-    }
-}
-
 // SAFETY (all blocks in this impl): `run`'s contract. Indices of queries are below `num_queries`, those of dimensions
 // below `padded_dim`, and those of positions in a tile below `TILE`; scratch memory and states have room for these.
 // Behind the KV pool and the activations there are bytes that a load of a head's last, partial vector may touch.
-impl<E: CacheType> UnitKernel<'_, E> {
+impl UnitKernel<'_> {
     #[inline(always)]
     fn num_queries(&self) -> usize {
         self.unit.num_rows * self.call.group()
@@ -387,10 +235,39 @@ impl<E: CacheType> UnitKernel<'_, E> {
         let to = to.min((partition + 1) * PARTITION);
         unsafe {
             self.clear(state);
-            self.element.begin(simd, self);
-            for tile in from / TILE..to.div_ceil(TILE) {
-                self.element.tile(simd, self, tile, (from, to), state);
+            let shorts = ShortCodes::of::<S>(self.call.kv.layout.dtype);
+            if let Some(codes) = shorts {
+                self.encode_queries(codes);
             }
+            for tile in from / TILE..to.div_ceil(TILE) {
+                match shorts {
+                    Some(codes) => self.short_tile(simd, codes, tile, (from, to), state),
+                    None => self.tile(simd, tile, (from, to), state),
+                }
+            }
+        }
+    }
+
+    /// Adds positions `from..to` of a tile to the state, in float32.
+    #[inline(always)]
+    unsafe fn tile<S: Simd>(&self, simd: S, tile: usize, (from, to): (usize, usize), state: SoftmaxState) {
+        unsafe {
+            let codes = match self.call.kv.layout.dtype {
+                KvDType::Plain(dtype) => {
+                    self.load(simd, dtype, tile, (from, to));
+                    None
+                }
+                KvDType::Codes(code_type) => Some(self.load_codes(simd, code_type, tile, (from, to))),
+            };
+            self.scores(simd);
+            if let Some(codes) = &codes {
+                self.scale(simd, [codes[0].key_scales, codes[1].key_scales]);
+            }
+            self.softmax(simd, tile, state);
+            if let Some(codes) = &codes {
+                self.scale(simd, [codes[0].value_scales, codes[1].value_scales]);
+            }
+            self.accumulate(simd, tile, state);
         }
     }
 

@@ -4,32 +4,33 @@ use super::super::super::kv_codes;
 use super::super::super::simd::{LANES, Simd};
 use super::super::code_groups::{self, GatheredGroup, GroupCodes};
 use super::super::unit::TILE;
-use super::elements::ByteCode;
-use super::{CacheType, SoftmaxState, UnitKernel};
+use super::UnitKernel;
+use super::elements::{ByteCode, Fp8Code, Int8Code};
+use crate::CodeType;
 
 /// The groups of a tile.
 pub(super) type TileCodes = [GroupCodes; TILE / LANES];
 
 // SAFETY (all blocks in this impl): as in `super`. What the scratch memory has is said in `CodesScratch`.
-impl<E: CacheType> UnitKernel<'_, E> {
-    /// Adds positions `from..to` of a tile to the state.
+impl UnitKernel<'_> {
+    /// Reads the codes of positions `from..to` of a tile as float32, without their scales. Returns where these are.
     #[inline(always)]
-    pub(super) unsafe fn byte_tile<S: Simd, C: ByteCode>(
+    pub(super) unsafe fn load_codes<S: Simd>(
         &self,
         simd: S,
+        code_type: CodeType,
         tile: usize,
         (from, to): (usize, usize),
-        state: SoftmaxState,
-    ) {
+    ) -> TileCodes {
         unsafe {
             let codes = self.find(tile, from, to);
             let ahead = self.find_ahead(tile, to, codes);
-            self.widen::<S, C>(simd, &codes, &ahead);
-            self.scores(simd);
-            self.scale(simd, codes.map(|group| group.key_scales));
-            self.softmax(simd, tile, state);
-            self.scale(simd, codes.map(|group| group.value_scales));
-            self.accumulate(simd, tile, state);
+            match code_type {
+                CodeType::Int8 => self.widen::<S, Int8Code>(simd, &codes, &ahead),
+                CodeType::Fp8 => self.widen::<S, Fp8Code>(simd, &codes, &ahead),
+                CodeType::Int4 => unreachable!("codes of 4 bits are multiplied as integers"),
+            }
+            codes
         }
     }
 
@@ -92,7 +93,7 @@ impl<E: CacheType> UnitKernel<'_, E> {
 
     /// Multiplies the numbers of the tile's positions, of all queries, by the scales of K or of V.
     #[inline(always)]
-    unsafe fn scale<S: Simd>(&self, simd: S, scales: [*const u16; TILE / LANES]) {
+    pub(super) unsafe fn scale<S: Simd>(&self, simd: S, scales: [*const u16; TILE / LANES]) {
         unsafe {
             let scales = [simd.load_bf16(scales[0]), simd.load_bf16(scales[1])];
             for i in 0..self.num_queries() {

@@ -2,6 +2,7 @@
 
 use crate::cpu::kv_codes::LARGEST_NIBBLE;
 use crate::cpu::simd::Simd;
+use crate::{CodeType, KvDType};
 
 /// A type of codes of one byte.
 pub(super) trait ByteCode {
@@ -57,42 +58,67 @@ impl IntegerCode for Int4Code {
     }
 }
 
+/// The types of codes that may be multiplied as integers of 16 bits.
+#[derive(Clone, Copy)]
+pub(super) enum ShortCodes {
+    Int8,
+    Int4,
+}
+
+impl ShortCodes {
+    /// Those of a cache, if `S` multiplies them so.
+    #[inline(always)]
+    pub(super) fn of<S: Simd>(dtype: KvDType) -> Option<Self> {
+        match dtype {
+            KvDType::Codes(CodeType::Int8) if S::SHORT_DOTS => Some(Self::Int8),
+            KvDType::Codes(CodeType::Int4) => Some(Self::Int4),
+            KvDType::Codes(CodeType::Int8 | CodeType::Fp8) | KvDType::Plain(_) => None,
+        }
+    }
+
+    /// See [`IntegerCode::OFFSET`].
+    #[inline(always)]
+    pub(super) fn offset(self) -> i32 {
+        match self {
+            Self::Int8 => Int8Code::OFFSET,
+            Self::Int4 => Int4Code::OFFSET,
+        }
+    }
+}
+
 /// Element type of the KV cache, if each element is stored by itself.
-pub(super) trait CacheElement: Copy {
+pub(super) trait CacheElement {
     const BYTES: usize;
     /// # Safety
     /// Sixteen elements can be read at `at`.
-    unsafe fn widen<S: Simd>(self, simd: S, at: *const u8) -> S::V;
+    unsafe fn widen<S: Simd>(simd: S, at: *const u8) -> S::V;
 }
 
-#[derive(Clone, Copy)]
 pub(super) struct CacheF32;
 impl CacheElement for CacheF32 {
     const BYTES: usize = 4;
     #[inline(always)]
-    unsafe fn widen<S: Simd>(self, simd: S, at: *const u8) -> S::V {
+    unsafe fn widen<S: Simd>(simd: S, at: *const u8) -> S::V {
         // SAFETY: the caller's promise.
         unsafe { simd.load(at.cast()) }
     }
 }
 
-#[derive(Clone, Copy)]
 pub(super) struct CacheF16;
 impl CacheElement for CacheF16 {
     const BYTES: usize = 2;
     #[inline(always)]
-    unsafe fn widen<S: Simd>(self, simd: S, at: *const u8) -> S::V {
+    unsafe fn widen<S: Simd>(simd: S, at: *const u8) -> S::V {
         // SAFETY: the caller's promise.
         unsafe { simd.load_f16(at.cast()) }
     }
 }
 
-#[derive(Clone, Copy)]
 pub(super) struct CacheBf16;
 impl CacheElement for CacheBf16 {
     const BYTES: usize = 2;
     #[inline(always)]
-    unsafe fn widen<S: Simd>(self, simd: S, at: *const u8) -> S::V {
+    unsafe fn widen<S: Simd>(simd: S, at: *const u8) -> S::V {
         // SAFETY: the caller's promise.
         unsafe { simd.load_bf16(at.cast()) }
     }

@@ -16,8 +16,8 @@ use super::super::super::simd::{LANES, Simd};
 use super::super::code_groups::{self, LARGEST_QUERY, SMALLEST};
 use super::super::unit::TILE;
 use super::codes::TileCodes;
-use super::elements::IntegerCode;
-use super::{CacheType, SoftmaxState, UnitKernel};
+use super::elements::{Int4Code, Int8Code, IntegerCode, ShortCodes};
+use super::{SoftmaxState, UnitKernel};
 
 const LARGEST_WEIGHT: f32 = 32767.0;
 
@@ -50,12 +50,13 @@ impl ShortWeightScale {
 }
 
 // SAFETY (all blocks in this impl): as in `super`. What the scratch memory has is said in `CodesScratch`.
-impl<E: CacheType> UnitKernel<'_, E> {
+impl UnitKernel<'_> {
     /// Adds positions `from..to` of a tile to the state. The queries were encoded.
     #[inline(always)]
-    pub(super) unsafe fn short_tile<S: Simd, C: IntegerCode>(
+    pub(super) unsafe fn short_tile<S: Simd>(
         &self,
         simd: S,
+        code_type: ShortCodes,
         tile: usize,
         (from, to): (usize, usize),
         state: SoftmaxState,
@@ -63,16 +64,19 @@ impl<E: CacheType> UnitKernel<'_, E> {
         unsafe {
             let codes = self.find(tile, from, to);
             let ahead = self.find_ahead(tile, to, codes);
-            self.widen_to_shorts::<S, C>(simd, &codes, &ahead);
+            match code_type {
+                ShortCodes::Int8 => self.widen_to_shorts::<S, Int8Code>(simd, &codes, &ahead),
+                ShortCodes::Int4 => self.widen_to_shorts::<S, Int4Code>(simd, &codes, &ahead),
+            }
             self.short_scores(simd, &codes);
-            self.short_softmax::<S, C>(simd, &codes, tile, state);
+            self.short_softmax(simd, code_type.offset(), &codes, tile, state);
             self.accumulate_shorts(simd, tile, state);
         }
     }
 
     /// Turns the queries into integers.
     #[inline(always)]
-    pub(super) unsafe fn encode_queries<S: Simd, C: IntegerCode>(&self, _: S) {
+    pub(super) unsafe fn encode_queries(&self, codes: ShortCodes) {
         let (scratch, dim) = (self.scratch.codes, self.call.shape.head_dim);
         let mut rotated = [0.0; MAX_HEAD_DIM];
         for i in 0..self.num_queries() {
@@ -93,7 +97,7 @@ impl<E: CacheType> UnitKernel<'_, E> {
                     integers[d] = integer(query[d] * inverse) as i16;
                     sum += i32::from(integers[d]);
                 }
-                *scratch.query_starts.add(i) = -C::OFFSET * sum;
+                *scratch.query_starts.add(i) = -codes.offset() * sum;
                 *scratch.query_scales.add(i) = match has_codes {
                     true => largest / LARGEST_QUERY,
                     false if largest.is_finite() => 0.0,
@@ -203,13 +207,7 @@ impl<E: CacheType> UnitKernel<'_, E> {
 
     /// Turns scores into integer weights, and updates the maximum and the sum.
     #[inline(always)]
-    unsafe fn short_softmax<S: Simd, C: IntegerCode>(
-        &self,
-        simd: S,
-        codes: &TileCodes,
-        tile: usize,
-        state: SoftmaxState,
-    ) {
+    unsafe fn short_softmax<S: Simd>(&self, simd: S, offset: i32, codes: &TileCodes, tile: usize, state: SoftmaxState) {
         let (scratch, n) = (self.scratch.codes, self.num_queries());
         for i in 0..n {
             unsafe { *scratch.tile_max.add(i) = self.limit_scores(simd, i, tile) };
@@ -265,10 +263,10 @@ impl<E: CacheType> UnitKernel<'_, E> {
                     let to = scratch.weights.add((i * TILE + half * LANES) / 2);
                     to.cast::<[i16; LANES]>().write_unaligned(lanes.map(|lane| lane as i16));
                 }
-                if C::OFFSET != 0 {
+                if offset != 0 {
                     // Below 2^24, so it is exact.
                     let sum = simd.sum(simd.add(integers[0], integers[1])) as i32;
-                    *scratch.weight_starts.add(i) = -C::OFFSET * sum;
+                    *scratch.weight_starts.add(i) = -offset * sum;
                 }
                 let (factor, tile_factor) = (*self.scratch.factors.add(i), *scratch.weight_scales.add(i));
                 let sum = simd.sum(simd.add(weights[0], weights[1]));
