@@ -132,7 +132,10 @@ impl Isa {
             Isa::Avx2 => unsafe { super::simd::run_avx2(kernel) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Isa::AvxVnni => unsafe { super::simd::run_avx_vnni(kernel) },
+            Isa::AvxVnni if const { K::HAS_INTEGER_PRODUCTS } => unsafe { super::simd::run_avx_vnni(kernel) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni => unsafe { super::simd::run_avx2(kernel) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 | Isa::Amx => unsafe { super::simd::run_avx512(kernel) },
@@ -141,7 +144,10 @@ impl Isa {
             Isa::Neon => unsafe { super::simd::run_neon(kernel) },
             // SAFETY: as above.
             #[cfg(target_arch = "aarch64")]
-            Isa::NeonDotprod => unsafe { super::simd::run_neon_dotprod(kernel) },
+            Isa::NeonDotprod if const { K::HAS_INTEGER_PRODUCTS } => unsafe { super::simd::run_neon_dotprod(kernel) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonDotprod => unsafe { super::simd::run_neon(kernel) },
             #[cfg(not(target_arch = "aarch64"))]
             Isa::Neon | Isa::NeonDotprod => unreachable!("{self} is never available on this architecture"),
             #[cfg(not(target_arch = "x86_64"))]

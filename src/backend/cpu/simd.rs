@@ -268,6 +268,9 @@ pub(super) trait Simd: Copy {
 /// with its target features.
 pub(super) trait SimdKernel {
     type Output;
+    /// Whether it has products of integers. Other kernels are not compiled for instruction sets that differ in these
+    /// alone.
+    const HAS_INTEGER_PRODUCTS: bool = false;
     fn run<S: Simd>(self, simd: S) -> Self::Output;
 }
 

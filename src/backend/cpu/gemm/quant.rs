@@ -72,6 +72,7 @@ struct QuantKernel<'a, F> {
 
 impl<F: PanelFormat> SimdKernel for QuantKernel<'_, F> {
     type Output = ();
+    const HAS_INTEGER_PRODUCTS: bool = true;
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
@@ -81,17 +82,24 @@ impl<F: PanelFormat> SimdKernel for QuantKernel<'_, F> {
             let mut panel = self.panels.start;
             while panel < self.panels.end {
                 let left = self.panels.end - panel;
-                // SAFETY: the panels exist (`ProductPart::run`), and no row is past the part's last.
-                let (width, first_left) = unsafe {
-                    match (S::QUANT_ROWS, S::QUANT_PANELS) {
-                        (8, 2) if left >= 2 && !F::IS_SMALL => {
-                            (2, self.many_rows::<S, 4, 2>(simd, rows.clone(), panel))
+                let (mut width, mut first_left) = (1, row);
+                // Small blocks are no faster when taken apart.
+                if const { !F::IS_SMALL } {
+                    // SAFETY: the panels exist (`ProductPart::run`), and no row is past the part's last. (The bounds are
+                    // constants, so that no code is made for tiles that an instruction set does not use.)
+                    unsafe {
+                        if const { S::QUANT_ROWS == 8 && S::QUANT_PANELS == 2 } && left >= 2 {
+                            width = 2;
+                            first_left = self.many_rows::<S, 4, 2>(simd, rows.clone(), panel);
+                        } else if const { S::QUANT_ROWS == 8 } {
+                            first_left = self.many_rows::<S, 8, 1>(simd, rows.clone(), panel);
+                        } else if const { S::QUANT_ROWS == 4 } {
+                            first_left = self.many_rows::<S, 4, 1>(simd, rows.clone(), panel);
+                        } else {
+                            first_left = self.many_rows::<S, 2, 1>(simd, rows.clone(), panel);
                         }
-                        (8, _) => (1, self.many_rows::<S, 8, 1>(simd, rows.clone(), panel)),
-                        (4, _) => (1, self.many_rows::<S, 4, 1>(simd, rows.clone(), panel)),
-                        _ => (1, self.many_rows::<S, 2, 1>(simd, rows.clone(), panel)),
                     }
-                };
+                }
                 for panel in panel..panel + width {
                     // SAFETY: as above.
                     unsafe { self.rows::<S>(simd, first_left..rows.end, panel) };
@@ -115,8 +123,8 @@ impl<F: PanelFormat> QuantKernel<'_, F> {
         rows: Range<usize>,
         panel: usize,
     ) -> usize {
-        // The rows of a register tile are in one tile of the input. Small blocks are no faster when taken apart.
-        if F::IS_SMALL || rows.len() < self.many_rows.max(M) || !rows.start.is_multiple_of(MAX_TILE_ROWS) {
+        // The rows of a register tile are in one tile of the input.
+        if rows.len() < self.many_rows.max(M) || !rows.start.is_multiple_of(MAX_TILE_ROWS) {
             return rows.start;
         }
         let num_rows = rows.len() / M * M;

@@ -37,7 +37,7 @@ impl UnpackedChunk {
         std::ptr::from_ref(self).cast()
     }
 
-    /// Takes a chunk apart.
+    /// Takes a chunk of large blocks apart.
     ///
     /// # Safety
     /// `at` is a chunk of a panel in this format.
@@ -63,9 +63,6 @@ impl UnpackedChunk {
                 let [factor, minimum_factor] = format.factors(simd, at, block);
                 simd.store(first.as_mut_ptr(), factor);
                 simd.store(second.as_mut_ptr(), minimum_factor);
-            }
-            if F::IS_SMALL {
-                return;
             }
             let num_groups = MAX_BLOCK_WEIGHTS / F::GROUP;
             for (group, scale) in self.scales[..num_groups].iter_mut().enumerate() {

@@ -25,6 +25,7 @@ pub(super) struct QuantizeRows<'a> {
 
 impl SimdKernel for QuantizeRows<'_> {
     type Output = ();
+    const HAS_INTEGER_PRODUCTS: bool = true;
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
