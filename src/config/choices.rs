@@ -48,6 +48,7 @@ choice!(
         Avx512 = "avx512",
         AvxVnni = "avx-vnni",
         Avx2 = "avx2",
+        NeonI8mm = "neon-i8mm",
         NeonDotprod = "neon-dotprod",
         Neon = "neon",
         Portable = "portable",

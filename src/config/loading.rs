@@ -77,6 +77,7 @@ impl IsaChoice {
             IsaChoice::Avx2 => Some(Isa::Avx2),
             IsaChoice::Neon => Some(Isa::Neon),
             IsaChoice::NeonDotprod => Some(Isa::NeonDotprod),
+            IsaChoice::NeonI8mm => Some(Isa::NeonI8mm),
             IsaChoice::Portable => Some(Isa::Portable),
         }
     }

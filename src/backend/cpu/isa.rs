@@ -16,6 +16,8 @@ pub enum Isa {
     Neon,
     /// NEON with dot products of bytes.
     NeonDotprod,
+    /// NEON as above, with matrix products of bytes (FEAT_I8MM).
+    NeonI8mm,
     /// AVX2 with FMA and F16C.
     Avx2,
     /// AVX2 as above, with dot products of bytes (AVX-VNNI).
@@ -27,14 +29,15 @@ pub enum Isa {
 }
 
 impl Isa {
-    pub const ALL: [Isa; 7] =
-        [Isa::Portable, Isa::Neon, Isa::NeonDotprod, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Amx];
+    pub const ALL: [Isa; 8] =
+        [Isa::Portable, Isa::Neon, Isa::NeonDotprod, Isa::NeonI8mm, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Amx];
 
     pub fn name(self) -> &'static str {
         match self {
             Isa::Portable => "portable",
             Isa::Neon => "neon",
             Isa::NeonDotprod => "neon-dotprod",
+            Isa::NeonI8mm => "neon-i8mm",
             Isa::Avx2 => "avx2",
             Isa::AvxVnni => "avx-vnni",
             Isa::Avx512 => "avx512",
@@ -50,6 +53,8 @@ impl Isa {
             Isa::Neon => std::arch::is_aarch64_feature_detected!("neon"),
             #[cfg(target_arch = "aarch64")]
             Isa::NeonDotprod => Isa::Neon.is_available() && std::arch::is_aarch64_feature_detected!("dotprod"),
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonI8mm => Isa::NeonDotprod.is_available() && std::arch::is_aarch64_feature_detected!("i8mm"),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => {
                 is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
@@ -69,7 +74,7 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Amx => Isa::Avx512.is_available() && super::tile_registers::is_available(),
             #[cfg(not(target_arch = "aarch64"))]
-            Isa::Neon | Isa::NeonDotprod => false,
+            Isa::Neon | Isa::NeonDotprod | Isa::NeonI8mm => false,
             #[cfg(not(target_arch = "x86_64"))]
             Isa::Avx2 | Isa::AvxVnni | Isa::Avx512 | Isa::Amx => false,
         }
@@ -147,9 +152,14 @@ impl Isa {
             Isa::NeonDotprod if const { K::HAS_INTEGER_PRODUCTS } => unsafe { super::simd::run_neon_dotprod(kernel) },
             // SAFETY: as above.
             #[cfg(target_arch = "aarch64")]
-            Isa::NeonDotprod => unsafe { super::simd::run_neon(kernel) },
+            Isa::NeonI8mm if const { K::HAS_INTEGER_PRODUCTS } => unsafe { super::simd::run_neon_i8mm(kernel) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonDotprod | Isa::NeonI8mm => unsafe { super::simd::run_neon(kernel) },
             #[cfg(not(target_arch = "aarch64"))]
-            Isa::Neon | Isa::NeonDotprod => unreachable!("{self} is never available on this architecture"),
+            Isa::Neon | Isa::NeonDotprod | Isa::NeonI8mm => {
+                unreachable!("{self} is never available on this architecture")
+            }
             #[cfg(not(target_arch = "x86_64"))]
             Isa::Avx2 | Isa::AvxVnni | Isa::Avx512 | Isa::Amx => {
                 unreachable!("{self} is never available on this architecture")

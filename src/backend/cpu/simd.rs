@@ -16,7 +16,7 @@ pub(super) use avx2::{run_avx_vnni, run_avx2};
 #[cfg(target_arch = "x86_64")]
 pub(super) use avx512::{run_avx512, transpose};
 #[cfg(target_arch = "aarch64")]
-pub(super) use neon::{run_neon, run_neon_dotprod};
+pub(super) use neon::{run_neon, run_neon_dotprod, run_neon_i8mm};
 pub(super) use portable::Portable;
 
 /// Lanes of a vector, on every instruction set.
@@ -45,6 +45,10 @@ pub(super) trait Simd: Copy {
     const QUANT_PANELS: usize = 1;
     /// Whether [`Simd::dot_four`] needs fewer instructions than four times [`Simd::dot_bytes`].
     const SUMS_FOUR: bool = false;
+    /// Whether an instruction multiplies the bytes of two rows with those of two columns. Then products with quantised
+    /// weights of four rows and more use [`Simd::dot_two_rows`], and two rows are a *pair* of registers: each quarter of
+    /// a register has two columns of the first row, and the same columns of the second row.
+    const PAIRS_ROWS: bool = false;
     /// Whether [`Simd::dot_signed`] takes weights that are 128 larger than they should be.
     const ADDS_128: bool;
     /// Whether attention over integer codes is faster with [`Simd::dot_shorts`] than with products of float32.
@@ -136,6 +140,28 @@ pub(super) trait Simd: Copy {
     fn prepare_signed(self, w: Self::Bytes) -> Self::Bytes;
     /// As [`Simd::dot_bytes`] for prepared bytes `w` from -128 to 127, or from 0 to 255 with [`Simd::ADDS_128`].
     fn dot_signed(self, acc: Self::Ints, w: Self::Bytes, x: u32) -> Self::Ints;
+    /// The bytes of two steps as [`Simd::dot_two_rows`] takes them: each column has eight bytes side by side. This and
+    /// the following four functions are for [`Simd::PAIRS_ROWS`].
+    fn pair_steps(self, _steps: [Self::Bytes; 2]) -> [Self::Bytes; 2] {
+        unreachable!("only with PAIRS_ROWS")
+    }
+    /// Adds to a pair of rows the products of two steps: `w` from -128 to 127 of [`Simd::pair_steps`], and `x` of each
+    /// step with a word of the first row in its low half, and one of the second row in its high half.
+    fn dot_two_rows(self, _acc: [Self::Ints; 2], _w: [Self::Bytes; 2], _x: [u64; 2]) -> [Self::Ints; 2] {
+        unreachable!("only with PAIRS_ROWS")
+    }
+    /// A pair of which all columns of a row are the same bits. Both registers are the same.
+    fn splat_two_rows(self, _x: [u32; 2]) -> Self::Ints {
+        unreachable!("only with PAIRS_ROWS")
+    }
+    /// A pair from two rows.
+    fn pair_rows(self, _rows: [Self::V; 2]) -> [Self::V; 2] {
+        unreachable!("only with PAIRS_ROWS")
+    }
+    /// The two rows of a pair.
+    fn rows_of_pair(self, _pair: [Self::V; 2]) -> [Self::V; 2] {
+        unreachable!("only with PAIRS_ROWS")
+    }
     /// The bytes of each lane, with a sign, as integers of 16 bits: the first two of each lane, and the last two.
     #[inline(always)]
     fn widen_bytes(self, four: Self::Ints) -> [Self::Ints; 2] {

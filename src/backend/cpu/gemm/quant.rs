@@ -157,10 +157,14 @@ impl<F: PanelFormat> QuantKernel<'_, F> {
                     }
                 }
             }
-            for row in 0..num_rows {
-                for p in 0..P {
-                    self.part.store(simd, rows.start + row, panel + p, simd.load(results[row][p].as_ptr()));
+            for first in (0..num_rows).step_by(M) {
+                let mut sums = [[simd.splat(0.0); P]; M];
+                for m in 0..M {
+                    for p in 0..P {
+                        sums[m][p] = simd.load(results[first + m][p].as_ptr());
+                    }
                 }
+                self.store(simd, rows.start + first, panel, sums);
             }
         }
         rows.start + num_rows
@@ -216,11 +220,48 @@ impl<F: PanelFormat> QuantKernel<'_, F> {
                 add_chunk(simd, self.format, [at], chunk, x, &mut results);
                 at = at.add(layout.chunk_bytes);
             }
-            for m in 0..M {
-                self.part.store(simd, row + m, panel, results[m][0]);
+            self.store(simd, row, panel, results);
+        }
+    }
+
+    /// Writes the results of a register tile.
+    ///
+    /// # Safety
+    /// The rows and the panels exist.
+    #[inline(always)]
+    unsafe fn store<S: Simd, const M: usize, const P: usize>(
+        &self,
+        simd: S,
+        row: usize,
+        panel: usize,
+        mut results: [[S::V; P]; M],
+    ) {
+        if const { has_pairs::<S, M>() } {
+            for m in (0..M).step_by(2) {
+                for p in 0..P {
+                    [results[m][p], results[m + 1][p]] = simd.rows_of_pair([results[m][p], results[m + 1][p]]);
+                }
+            }
+        }
+        for m in 0..M {
+            for p in 0..P {
+                // SAFETY: the caller's promise.
+                unsafe { self.part.store(simd, row + m, panel + p, results[m][p]) };
             }
         }
     }
+}
+
+/// Whether the rows `2i` and `2i + 1` of a register tile are a pair ([`Simd::PAIRS_ROWS`]). For two rows, bringing the
+/// weights into order takes as many instructions as it saves.
+const fn has_pairs<S: Simd, const M: usize>() -> bool {
+    S::PAIRS_ROWS && M >= 4
+}
+
+/// Numbers of the columns, for all rows or for the two registers of each pair.
+#[inline(always)]
+fn for_rows<S: Simd, const M: usize>(simd: S, of_columns: S::V) -> [S::V; 2] {
+    if const { has_pairs::<S, M>() } { simd.pair_rows([of_columns; 2]) } else { [of_columns; 2] }
 }
 
 /// Prefetches what a step needs of a later chunk. Where the panel is in a cache already, this costs little.
@@ -232,7 +273,8 @@ fn prefetch<S: Simd, F: PanelFormat>(simd: S, chunk: *const u8, step: usize) {
     }
 }
 
-/// Adds the products of a chunk of `P` panels with `M` rows. Only a panel that is alone is prefetched.
+/// Adds the products of a chunk of `P` panels with `M` rows, or with pairs of rows ([`has_pairs`]). Only a panel that is
+/// alone is prefetched.
 ///
 /// # Safety
 /// `at` are chunks in this format, and the input has this chunk of these rows.
@@ -263,7 +305,7 @@ unsafe fn add_chunk<S: Simd, F: PanelFormat, const M: usize, const P: usize>(
             unsafe {
                 let words = x.codes.add(part_in_row * (PART / 4) * x.stride);
                 macro_rules! four_steps {
-                    ($half:literal: $($step:literal)*) => {
+                    ($half:literal: $($step:literal)*; $($even:literal $odd:literal),*) => {
                         if const { $half * HALF % F::GROUP == 0 } {
                             ints = begin::<S, F, M, P>(simd, x, 2 * part_in_row + $half);
                         }
@@ -284,6 +326,21 @@ unsafe fn add_chunk<S: Simd, F: PanelFormat, const M: usize, const P: usize>(
                                     ints[m][p] = simd.dot_four(ints[m][p], codes[p], of_row, F::LARGEST);
                                 }
                             }
+                        } else if const { has_pairs::<S, M>() } {
+                            $(
+                                for p in 0..P {
+                                    let even = format.codes::<S, $even>(simd, at[p], part);
+                                    let odd = format.codes::<S, $odd>(simd, at[p], part);
+                                    let codes =
+                                        if F::HAS_PAIRED_STEPS { [even, odd] } else { simd.pair_steps([even, odd]) };
+                                    for m in (0..M).step_by(2) {
+                                        let word = |step: usize| words.add(step * x.stride + m).cast::<u64>();
+                                        let of_rows = [word($even).read_unaligned(), word($odd).read_unaligned()];
+                                        let pair = [ints[m][p], ints[m + 1][p]];
+                                        [ints[m][p], ints[m + 1][p]] = simd.dot_two_rows(pair, codes, of_rows);
+                                    }
+                                }
+                            )*
                         } else {
                             $(
                                 if !are_together {
@@ -299,8 +356,9 @@ unsafe fn add_chunk<S: Simd, F: PanelFormat, const M: usize, const P: usize>(
                         if const { ($half + 1) * HALF % F::GROUP == 0 } {
                             for p in 0..P {
                                 let scale = format.scale(simd, at[p], (part * PART + $half * HALF) / F::GROUP);
+                                let scales = for_rows::<S, M>(simd, scale);
                                 for m in 0..M {
-                                    let product = simd.to_floats(ints[m][p]);
+                                    let (product, scale) = (simd.to_floats(ints[m][p]), scales[m % 2]);
                                     sums[m][p] =
                                         if F::IS_SMALL { product } else { simd.fused(product, scale, sums[m][p]) };
                                 }
@@ -308,8 +366,8 @@ unsafe fn add_chunk<S: Simd, F: PanelFormat, const M: usize, const P: usize>(
                         }
                     };
                 }
-                four_steps!(0: 0 1 2 3);
-                four_steps!(1: 4 5 6 7);
+                four_steps!(0: 0 1 2 3; 0 1, 2 3);
+                four_steps!(1: 4 5 6 7; 4 5, 6 7);
             }
         }
         // SAFETY: the caller's promise.
@@ -317,12 +375,19 @@ unsafe fn add_chunk<S: Simd, F: PanelFormat, const M: usize, const P: usize>(
             for p in 0..P {
                 let minima = minima::<S, F, M>(simd, format, at[p], block_in_row, x);
                 let [factor, minimum_factor] = format.factors(simd, at[p], block);
+                let factors = for_rows::<S, M>(simd, factor);
+                let minimum_factors = for_rows::<S, M>(simd, minimum_factor);
+                let scales = x.scales.add(block_in_row * x.stride);
                 for m in 0..M {
-                    let mut result = simd.mul(factor, sums[m][p]);
+                    let mut result = simd.mul(factors[m % 2], sums[m][p]);
                     if F::HAS_MINIMUM {
-                        result = simd.fused(minimum_factor, simd.to_floats(minima[m]), result);
+                        result = simd.fused(minimum_factors[m % 2], minima[m], result);
                     }
-                    let scale = simd.splat(*x.scales.add(block_in_row * x.stride + m));
+                    let scale = if const { has_pairs::<S, M>() } {
+                        simd.as_floats(simd.splat_two_rows(*scales.cast::<u32>().add(m / 2 * 2).cast::<[u32; 2]>()))
+                    } else {
+                        simd.splat(*scales.add(m))
+                    };
                     results[m][p] = simd.fused(result, scale, results[m][p]);
                 }
             }
@@ -347,13 +412,18 @@ unsafe fn begin<S: Simd, F: PanelFormat, const M: usize, const P: usize>(
         for m in 0..M {
             // SAFETY: the caller's promise.
             let minus_sum = unsafe {
-                match F::GROUP {
-                    HALF => *x.minus_sums_16.add(half * x.stride + m),
-                    _ => *x.minus_sums_32.add(half / 2 * x.stride + m),
+                let minus_sums = match F::GROUP {
+                    HALF => x.minus_sums_16.add(half * x.stride),
+                    _ => x.minus_sums_32.add(half / 2 * x.stride),
+                };
+                if const { has_pairs::<S, M>() } {
+                    simd.splat_two_rows(*minus_sums.add(m / 2 * 2).cast::<[u32; 2]>())
+                } else {
+                    simd.splat_int(*minus_sums.add(m))
                 }
             };
             // A shift, because it takes its operand from memory.
-            let start = simd.or_shifted(simd.splat_int(0), simd.splat_int(minus_sum), bias.trailing_zeros());
+            let start = simd.or_shifted(simd.splat_int(0), minus_sum, bias.trailing_zeros());
             for p in 0..P {
                 ints[m][p] = start;
             }
@@ -385,7 +455,7 @@ unsafe fn add_products<S: Simd, F: PanelFormat, const M: usize, const P: usize>(
     }
 }
 
-/// The sums that belong to the second of [`PanelFormat::factors`].
+/// The sums that belong to the second of [`PanelFormat::factors`], for each row or as pairs of rows.
 ///
 /// # Safety
 /// As for [`add_chunk`].
@@ -396,30 +466,39 @@ unsafe fn minima<S: Simd, F: PanelFormat, const M: usize>(
     at: *const u8,
     block_in_row: usize,
     x: QuantRow,
-) -> [S::Ints; M] {
-    let mut sums = [simd.splat_int(0); M];
+) -> [S::V; M] {
+    let mut floats = [simd.splat(0.0); M];
     if !F::HAS_MINIMUM {
-        return sums;
+        return floats;
     }
+    let mut sums = [simd.splat_int(0); M];
     // SAFETY: the caller's promise.
     unsafe {
         if F::IS_SMALL {
             for m in 0..M {
                 sums[m] = simd.splat_int(*x.minus_sums_32.add(block_in_row * x.stride + m));
             }
-            return sums;
-        }
-        let num_pairs = MAX_BLOCK_WEIGHTS / F::GROUP / 2;
-        let pairs = if F::GROUP == HALF { x.pairs_16 } else { x.pairs_32 };
-        for pair in 0..num_pairs {
-            let minima = format.minima(simd, at, pair);
-            for m in 0..M {
-                let of_row = *pairs.add((block_in_row * num_pairs + pair) * x.stride + m);
-                sums[m] = simd.dot_shorts(sums[m], minima, of_row);
+        } else {
+            let num_pairs = MAX_BLOCK_WEIGHTS / F::GROUP / 2;
+            let pairs = if F::GROUP == HALF { x.pairs_16 } else { x.pairs_32 };
+            for pair in 0..num_pairs {
+                let minima = format.minima(simd, at, pair);
+                for m in 0..M {
+                    let of_row = *pairs.add((block_in_row * num_pairs + pair) * x.stride + m);
+                    sums[m] = simd.dot_shorts(sums[m], minima, of_row);
+                }
             }
         }
     }
-    sums
+    for m in 0..M {
+        floats[m] = simd.to_floats(sums[m]);
+    }
+    if const { has_pairs::<S, M>() } {
+        for m in (0..M).step_by(2) {
+            [floats[m], floats[m + 1]] = simd.pair_rows([floats[m], floats[m + 1]]);
+        }
+    }
+    floats
 }
 
 /// Weights of a column in half of a part.

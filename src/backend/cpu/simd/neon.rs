@@ -4,22 +4,29 @@ use super::{LANES, Simd, SimdKernel};
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-/// Proof that NEON is there, and with `DOT` its dot products of bytes.
+/// Proof that NEON is there, with `DOT` its dot products of bytes, and with `MATRIX` its matrix products of bytes too.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Neon<const DOT: bool>(());
+pub(in super::super) struct Neon<const DOT: bool, const MATRIX: bool>(());
 
 /// # Safety
 /// The processor has the features named below.
 #[target_feature(enable = "neon")]
 pub(in super::super) unsafe fn run_neon<K: SimdKernel>(kernel: K) -> K::Output {
-    kernel.run(Neon::<false>(()))
+    kernel.run(Neon::<false, false>(()))
 }
 
 /// # Safety
 /// The processor has the features named below.
 #[target_feature(enable = "neon,dotprod")]
 pub(in super::super) unsafe fn run_neon_dotprod<K: SimdKernel>(kernel: K) -> K::Output {
-    kernel.run(Neon::<true>(()))
+    kernel.run(Neon::<true, false>(()))
+}
+
+/// # Safety
+/// The processor has the features named below.
+#[target_feature(enable = "neon,dotprod,i8mm")]
+pub(in super::super) unsafe fn run_neon_i8mm<K: SimdKernel>(kernel: K) -> K::Output {
+    kernel.run(Neon::<true, true>(()))
 }
 
 /// Lanes 0..4, 4..8, 8..12 and 12..16.
@@ -96,6 +103,41 @@ unsafe fn dot_bytes(acc: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
     out
 }
 
+/// Adds the products of two rows `x` with two columns `w`, each of eight bytes: lanes 0 and 1 are the two columns of the
+/// first row, lanes 2 and 3 those of the second. In assembly because the intrinsic is not stable.
+///
+/// # Safety
+/// The processor has NEON's matrix products of bytes.
+#[inline(always)]
+unsafe fn multiply_bytes(acc: int32x4_t, x: int8x16_t, w: int8x16_t) -> int32x4_t {
+    let mut out = acc;
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!(
+            ".arch_extension i8mm",
+            "smmla {0:v}.4s, {1:v}.16b, {2:v}.16b",
+            inout(vreg) out,
+            in(vreg) x,
+            in(vreg) w,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    out
+}
+
+/// The low halves of two registers, and their high halves.
+///
+/// # Safety
+/// The processor has NEON.
+#[inline(always)]
+unsafe fn zip_halves(a: float32x4_t, b: float32x4_t) -> [float32x4_t; 2] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (a, b) = (vreinterpretq_f64_f32(a), vreinterpretq_f64_f32(b));
+        [vreinterpretq_f32_f64(vzip1q_f64(a, b)), vreinterpretq_f32_f64(vzip2q_f64(a, b))]
+    }
+}
+
 /// Rounds to nearest even. In assembly for the same reason as [`widen_f16`].
 ///
 /// # Safety
@@ -111,7 +153,7 @@ unsafe fn narrow_f16(x: float32x4_t) -> uint16x4_t {
 }
 
 // SAFETY (every block below): a value of `Neon` proves that the instructions exist; the caller vouches for pointers.
-impl<const DOT: bool> Simd for Neon<DOT> {
+impl<const DOT: bool, const MATRIX: bool> Simd for Neon<DOT, MATRIX> {
     type V = Four;
     type Pairs = [uint32x4_t; 4];
     type Ints = [int32x4_t; 4];
@@ -123,6 +165,7 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     const QUERIES: usize = 2;
     const ROW_PANELS: usize = 4;
     const QUANT_ROWS: usize = 4;
+    const PAIRS_ROWS: bool = MATRIX;
     const ADDS_128: bool = false;
     const SHORT_DOTS: bool = false;
 
@@ -332,6 +375,50 @@ impl<const DOT: bool> Simd for Neon<DOT> {
             let high = vpaddlq_s16(vmull_high_s8(w, x));
             vaddq_s32(acc[i], vpaddq_s32(low, high))
         })
+    }
+    #[inline(always)]
+    fn pair_steps(self, steps: [[uint8x16_t; 4]; 2]) -> [[uint8x16_t; 4]; 2] {
+        let [even, odd] = steps.map(|step| step.map(|quarter| unsafe { vreinterpretq_u32_u8(quarter) }));
+        [0, 2].map(|q| unsafe {
+            [
+                vreinterpretq_u8_u32(vzip1q_u32(even[q], odd[q])),
+                vreinterpretq_u8_u32(vzip2q_u32(even[q], odd[q])),
+                vreinterpretq_u8_u32(vzip1q_u32(even[q + 1], odd[q + 1])),
+                vreinterpretq_u8_u32(vzip2q_u32(even[q + 1], odd[q + 1])),
+            ]
+        })
+    }
+    #[inline(always)]
+    fn dot_two_rows(self, acc: [[int32x4_t; 4]; 2], w: [[uint8x16_t; 4]; 2], x: [u64; 2]) -> [[int32x4_t; 4]; 2] {
+        // The first row's words of both steps, and the second row's.
+        let x = unsafe {
+            let [even, odd] = [vcreate_u32(x[0]), vcreate_u32(x[1])];
+            vreinterpretq_s8_u32(vzip1q_u32(vcombine_u32(even, even), vcombine_u32(odd, odd)))
+        };
+        [
+            quarters!(i => multiply_bytes(acc[0][i], x, vreinterpretq_s8_u8(w[0][i]))),
+            quarters!(i => multiply_bytes(acc[1][i], x, vreinterpretq_s8_u8(w[1][i]))),
+        ]
+    }
+    #[inline(always)]
+    fn splat_two_rows(self, x: [u32; 2]) -> [int32x4_t; 4] {
+        unsafe { [vreinterpretq_s32_u32(vcombine_u32(vdup_n_u32(x[0]), vdup_n_u32(x[1]))); 4] }
+    }
+    #[inline(always)]
+    fn pair_rows(self, [a, b]: [Four; 2]) -> [Four; 2] {
+        unsafe {
+            let [[p0, p1], [p2, p3]] = [zip_halves(a[0], b[0]), zip_halves(a[1], b[1])];
+            let [[p4, p5], [p6, p7]] = [zip_halves(a[2], b[2]), zip_halves(a[3], b[3])];
+            [[p0, p1, p2, p3], [p4, p5, p6, p7]]
+        }
+    }
+    #[inline(always)]
+    fn rows_of_pair(self, [a, b]: [Four; 2]) -> [Four; 2] {
+        unsafe {
+            let [[x0, y0], [x1, y1]] = [zip_halves(a[0], a[1]), zip_halves(a[2], a[3])];
+            let [[x2, y2], [x3, y3]] = [zip_halves(b[0], b[1]), zip_halves(b[2], b[3])];
+            [[x0, x1, x2, x3], [y0, y1, y2, y3]]
+        }
     }
     #[inline(always)]
     unsafe fn store_ints(self, to: *mut i32, a: [int32x4_t; 4]) {

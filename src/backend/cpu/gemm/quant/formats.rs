@@ -21,6 +21,8 @@ pub(super) trait PanelFormat: Copy {
     const IS_SIGNED: bool = false;
     /// The largest code, if codes have no sign.
     const LARGEST: u8 = 15;
+    /// The codes of each two steps are in the order of [`Simd::pair_steps`] where [`Simd::PAIRS_ROWS`] holds.
+    const HAS_PAIRED_STEPS: bool = false;
     /// Chunks come from memory.
     const PREFETCHED: bool = true;
 

@@ -8,7 +8,7 @@ use crate::quant::{MAX_BLOCK_WEIGHTS, QuantFormat};
 /// The chunk. Each row of it is a register.
 #[repr(C, align(64))]
 pub(super) struct UnpackedChunk {
-    /// `[parts][steps]`
+    /// `[parts][steps]`. With [`Simd::PAIRS_ROWS`], each two steps are in the order of [`Simd::pair_steps`].
     codes: [[u8; 4 * LANES]; MAX_BLOCK_WEIGHTS / 4],
     /// `[blocks][2]`
     factors: [[[f32; LANES]; 2]; MAX_BLOCKS],
@@ -49,15 +49,24 @@ impl UnpackedChunk {
             let per_step = chunk_bytes.div_ceil(8 * num_parts::<F>());
             for part in 0..num_parts::<F>() {
                 macro_rules! steps {
-                    ($($step:literal)*) => {
+                    ($($even:literal $odd:literal),*) => {
                         $(
-                            simd.prefetch(at.wrapping_add(chunk_bytes + (8 * part + $step) * per_step));
-                            let codes = format.codes::<S, $step>(simd, at, part);
-                            simd.store_bytes(self.codes[8 * part + $step].as_mut_ptr(), codes);
+                            for step in [$even, $odd] {
+                                simd.prefetch(at.wrapping_add(chunk_bytes + (8 * part + step) * per_step));
+                            }
+                            let mut codes = [
+                                format.codes::<S, $even>(simd, at, part),
+                                format.codes::<S, $odd>(simd, at, part),
+                            ];
+                            if const { S::PAIRS_ROWS } {
+                                codes = simd.pair_steps(codes);
+                            }
+                            simd.store_bytes(self.codes[8 * part + $even].as_mut_ptr(), codes[0]);
+                            simd.store_bytes(self.codes[8 * part + $odd].as_mut_ptr(), codes[1]);
                         )*
                     };
                 }
-                steps!(0 1 2 3 4 5 6 7);
+                steps!(0 1, 2 3, 4 5, 6 7);
             }
             for (block, [first, second]) in self.factors[..F::BLOCKS].iter_mut().enumerate() {
                 let [factor, minimum_factor] = format.factors(simd, at, block);
@@ -91,6 +100,7 @@ impl<F: PanelFormat> PanelFormat for Unpacked<F> {
     const HAS_MINIMUM: bool = F::HAS_MINIMUM;
     const IS_SIGNED: bool = F::IS_SIGNED;
     const LARGEST: u8 = F::LARGEST;
+    const HAS_PAIRED_STEPS: bool = true;
     const PREFETCHED: bool = false;
 
     #[inline(always)]
