@@ -219,7 +219,7 @@ pub fn tolerance(dtype: KvDType, with_rope: bool) -> f64 {
         KvDType::Plain(DType::F16) => 2e-3,
         KvDType::Plain(DType::BF16) => 1e-2,
         KvDType::Codes(_) if with_rope => 5e-2,
-        KvDType::Codes(_) => 5e-4,
+        KvDType::Codes(_) => 1e-3,
     }
 }
 
