@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs the tests that take too long for every change: all bombs, 1,000 failed steps, 100 times kill -9, ten minutes of
-# soak. They take some 45 minutes on two cores. PAGETIDE_BIN names the program (default: target/release/pagetide).
-# PYTHON names a Python with the packages of tests/client/requirements.txt (default: that of .ci/run). Reports go to
-# target/long-tests.
+# Runs the tests that take too long for every change: all bombs, 1,000 failed steps, 100 times kill -9, the kernels of
+# AMX in emulation, ten minutes of soak. They take some 45 minutes on two cores. PAGETIDE_BIN names the program (default:
+# target/release/pagetide). PYTHON names a Python with the packages of tests/client/requirements.txt (default: that of
+# .ci/run). Reports go to target/long-tests.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -22,5 +22,6 @@ run "victims" env PAGETIDE_BIN="$binary" PAGETIDE_LONG=1 PAGETIDE_VICTIMS_REPORT
     "$python" -m pytest -q -p no:cacheprovider --tb=short tests/client/test_victims.py
 run "faults" env PAGETIDE_BIN="$binary" PAGETIDE_LONG=1 \
     "$python" -m pytest -q -p no:cacheprovider --tb=short tests/client/test_faults.py tests/client/test_hub_lies.py
+run "kernels on tiles" env KERNEL_ISA=amx cargo test --locked --package pagetide-backend --test kernels
 run "soak" python3 scripts/soak.py --minutes "${SOAK_MINUTES:-10}" --binary "$binary" --report "$reports/soak"
 exit "$failed"

@@ -46,5 +46,8 @@ pub use isa::Isa;
 pub use limits::MachineLimits;
 pub use memory::check_layout;
 pub use pack::CpuMatrix;
-pub use row_switch::many_rows;
+pub use row_switch::{many_rows, takes_apart};
 pub use tensors::{CpuTensor, CpuVector};
+#[cfg(target_arch = "x86_64")]
+#[doc(hidden)]
+pub use tile_registers::assume_tiles;

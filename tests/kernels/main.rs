@@ -10,3 +10,5 @@ mod quant;
 mod random;
 mod rows;
 mod support;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod tile_emulator;

@@ -137,7 +137,7 @@ proptest! {
             }));
         }
         let mut first: Option<Vec<u32>> = None;
-        for isa in isas() {
+        for isa in isas_and_tiles() {
             let mut backend = backend(isa, threads);
             let w = backend.matrix(&[matrix.tensor()], DType::BF16).unwrap();
             let got = product(&mut backend, &w, &x, k, n);
@@ -183,7 +183,7 @@ fn parts_may_differ_in_format() {
     let x = numbers.vec(rows * k);
     let parts = [(QuantFormat::Q4_K, 64), (QuantFormat::Q6_K, 32), (QuantFormat::Q8_0, 48)];
     let parts = parts.map(|(format, n)| QuantMatrix::new(format, n, k, &mut numbers));
-    for isa in isas() {
+    for isa in isas_and_tiles() {
         let mut backend = backend(isa, 2);
         let w = backend.matrix(&parts.each_ref().map(QuantMatrix::tensor), DType::BF16).unwrap();
         let got = product(&mut backend, &w, &x, k, 144);
@@ -243,7 +243,7 @@ fn what_is_not_finite_stays_so() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let mut x = numbers.vec(256);
             x[100] = bad;
-            for isa in isas() {
+            for isa in isas_and_tiles() {
                 let mut backend = backend(isa, 1);
                 let w = backend.matrix(&[matrix.tensor()], DType::BF16).unwrap();
                 let got = product(&mut backend, &w, &x, 256, 16);

@@ -13,11 +13,29 @@ pub const INT4: KvDType = KvDType::Codes(CodeType::Int4);
 pub const KV_DTYPES: [KvDType; 6] =
     [KvDType::Plain(DType::F32), KvDType::Plain(DType::F16), KvDType::Plain(DType::BF16), INT8, FP8, INT4];
 
-/// The instruction sets of this machine, or the one that `KERNEL_ISA` names.
+/// The instruction sets of this machine, or the one that `KERNEL_ISA` names. AMX is only emulated if it is named.
 pub fn isas() -> impl Iterator<Item = Isa> {
-    let wanted: Option<Isa> = std::env::var("KERNEL_ISA").ok().map(|name| name.parse().unwrap());
+    let best = Isa::detect();
+    isas_with_tiles(wanted_isa() == Some(Isa::Amx)).filter(move |isa| *isa <= best || wanted_isa().is_some())
+}
+
+/// The same and AMX, for tests that are fast enough in emulation.
+pub fn isas_and_tiles() -> impl Iterator<Item = Isa> {
+    isas_with_tiles(true)
+}
+
+fn isas_with_tiles(emulated: bool) -> impl Iterator<Item = Isa> {
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    if emulated {
+        crate::tile_emulator::install();
+    }
+    let wanted = wanted_isa();
     assert!(wanted.is_none_or(Isa::is_available), "this machine lacks KERNEL_ISA");
     Isa::ALL.into_iter().filter(move |isa| isa.is_available() && wanted.is_none_or(|wanted| wanted == *isa))
+}
+
+fn wanted_isa() -> Option<Isa> {
+    std::env::var("KERNEL_ISA").ok().map(|name| name.parse().unwrap())
 }
 
 pub fn backend(isa: Isa, threads: usize) -> CpuBackend {

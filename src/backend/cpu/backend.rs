@@ -10,12 +10,11 @@ use super::gemm::{Linear, Sink};
 use super::isa::Isa;
 use super::memory::{Arena, CpuKvPools, Shared};
 use super::pack::{ColumnOrder, CpuMatrix, On};
-use super::row_switch::many_rows;
+use super::row_switch::{many_rows, takes_apart};
 use super::rows::{ALONE_BELOW, for_rows, for_runs};
 use super::sampling::CpuSampling;
 use super::team::{MAX_MEMBERS, Team};
 use super::tensors::{CpuTensor, CpuVector, Values};
-use crate::quant::MAX_BLOCK_WEIGHTS;
 use crate::{Batch, DType, HostTensor, Norm, WeightFormat};
 use pagetide_base::error::StartError;
 use pagetide_base::ids::{BlockId, KvPlace};
@@ -130,7 +129,7 @@ impl CpuBackend {
     ) -> Result<Vec<CpuMatrix>, StartError> {
         for part in parts {
             match part.format {
-                WeightFormat::Quantized(format) if format.block_weights() == MAX_BLOCK_WEIGHTS => {
+                WeightFormat::Quantized(format) if takes_apart(self.isa, format) => {
                     many_rows(self.isa, format)?;
                 }
                 _ => (),

@@ -24,7 +24,7 @@ pub enum Isa {
     AvxVnni,
     /// AVX-512 (F, BW, DQ, VL) with BF16 and VNNI.
     Avx512,
-    /// AVX-512 as above, and bfloat16 matrix products on AMX tiles.
+    /// AVX-512 as above, and matrix products of bfloat16 and of bytes on AMX tiles.
     Amx,
 }
 
@@ -80,9 +80,14 @@ impl Isa {
         }
     }
 
-    /// The best one available.
+    /// The best one available, and not AMX if it is emulated.
     pub fn detect() -> Self {
-        Self::ALL.into_iter().rev().find(|isa| isa.is_available()).unwrap_or(Isa::Portable)
+        #[cfg(target_arch = "x86_64")]
+        let is_emulated = |isa| isa == Isa::Amx && super::tile_registers::are_emulated();
+        #[cfg(not(target_arch = "x86_64"))]
+        let is_emulated = |_| false;
+        let best = Self::ALL.into_iter().rev().find(|isa| isa.is_available() && !is_emulated(*isa));
+        best.unwrap_or(Isa::Portable)
     }
 
     /// The given one, or the best one if none is given.

@@ -1,5 +1,5 @@
 //! Measures from how many rows on a product is faster if it takes panels of quantised weights apart first. It depends
-//! on the processor and the format, and changes no bit of a result. Formats with blocks of 32 are never taken apart.
+//! on the processor and the format, and changes no bit of a result.
 
 use super::gemm::{Linear, ProductWorkspace, Sink, Source, linear, measure_many_rows};
 use super::isa::Isa;
@@ -7,14 +7,14 @@ use super::memory::Arena;
 use super::pack::{ColumnOrder, CpuMatrix, On};
 use super::simd::LANES;
 use super::team::Team;
-use crate::quant::QuantFormat;
+use crate::quant::{MAX_BLOCK_WEIGHTS, QuantFormat};
 use crate::{DType, HostTensor, WeightFormat};
 use pagetide_base::error::StartError;
 use std::time::{Duration, Instant};
 
-/// The numbers of rows that are tried. Fewer rows are limited by the memory anyway.
-const TRIED: [usize; 5] = [16, 24, 32, 48, 64];
-/// The answer if taking apart is slower for all of them.
+/// The numbers of rows that are tried, the last one only with tiles. Fewer rows are limited by the memory anyway.
+const TRIED: [usize; 6] = [16, 24, 32, 48, 64, MORE];
+/// The answer if taking apart is slower for all others. It is faster for this many on every processor.
 const MORE: usize = 128;
 /// Output columns of the product: two panels.
 const N: usize = 2 * LANES;
@@ -22,13 +22,24 @@ const N: usize = 2 * LANES;
 const K: usize = 1024;
 /// Each way is run so often, in turn with the other. The shortest time counts.
 const RUNS: usize = 8;
+/// If taking apart takes this many times as long in two runs, it is not run again.
+const HOPELESS: u32 = 2;
 /// Taking apart has to be so much faster: a measurement is never exact.
 const GAIN: f64 = 1.03;
 
-/// The fewest rows for which a product takes quantised weights apart once for all of them. The first call of the
-/// process for an instruction set and format measures it, in less than a millisecond on a processor with products of
-/// bytes. Fails if there is no memory for that.
+/// Whether panels in this format are taken apart at all: those with blocks of 32 only for the tiles of AMX.
+pub fn takes_apart(isa: Isa, format: QuantFormat) -> bool {
+    isa == Isa::Amx || format.block_weights() == MAX_BLOCK_WEIGHTS
+}
+
+/// The fewest rows for which a product takes quantised weights apart once for all of them, or with AMX, multiplies them
+/// on tiles. [`usize::MAX`] if tiles are slower. The first call of the process for an instruction set and format
+/// measures it, in less than a millisecond on a processor with products of bytes. Fails if there is no memory for that.
 pub fn many_rows(isa: Isa, format: QuantFormat) -> Result<usize, StartError> {
+    if isa == Isa::Amx && takes_apart(Isa::Avx512, format) {
+        // What tiles are compared with, and what is used for fewer rows.
+        many_rows(Isa::Avx512, format)?;
+    }
     let mut error = None;
     let rows = measure_many_rows(isa, format, || {
         measure(isa, format).unwrap_or_else(|why| {
@@ -48,19 +59,26 @@ fn measure(isa: Isa, format: QuantFormat) -> Result<usize, StartError> {
     let mut workspace = ProductWorkspace::new(team.num_members())?;
     let x = vec![1.0; MORE * K];
     let mut out = vec![0.0; MORE * N];
-    let mut time = |rows: usize, many_rows: usize| {
-        workspace.set_many_rows(Some(many_rows));
+    let mut time = |rows: usize, isa: Isa, many_rows: Option<usize>| {
+        workspace.set_many_rows(many_rows);
         let layer = Linear { x: Source::Rows(&x), rows, w, bias: None };
         let start = Instant::now();
         linear(isa, &team, &mut workspace, layer, Sink::Store(&mut out));
         start.elapsed()
     };
+    let (other, tried, otherwise) = match isa {
+        Isa::Amx => ((Isa::Avx512, None), &TRIED[..], usize::MAX),
+        _ => ((isa, Some(MORE)), &TRIED[..TRIED.len() - 1], MORE),
+    };
     let is_faster = |rows: &usize| {
         let mut shortest = [Duration::MAX; 2];
-        for _ in 0..RUNS {
-            shortest = [shortest[0].min(time(*rows, 0)), shortest[1].min(time(*rows, MORE))];
+        for run in 0..RUNS {
+            shortest = [shortest[0].min(time(*rows, isa, Some(0))), shortest[1].min(time(*rows, other.0, other.1))];
+            if run > 0 && shortest[0] > HOPELESS * shortest[1] {
+                break;
+            }
         }
         shortest[1].as_secs_f64() > GAIN * shortest[0].as_secs_f64()
     };
-    Ok(TRIED.into_iter().find(is_faster).unwrap_or(MORE))
+    Ok(tried.iter().copied().find(is_faster).unwrap_or(otherwise))
 }

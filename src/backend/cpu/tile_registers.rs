@@ -2,18 +2,40 @@
 
 use super::simd::LANES;
 use std::arch::asm;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whether the processor and the operating system support AMX with bfloat16 and this process may use it.
-#[cfg(target_os = "linux")]
+static ARE_EMULATED: AtomicBool = AtomicBool::new(false);
+
+/// Takes AMX to be available from now on. For tests on processors without AMX.
+///
+/// # Safety
+/// The process emulates the instructions on tiles.
+pub unsafe fn assume_tiles() {
+    ARE_EMULATED.store(true, Ordering::Relaxed);
+}
+
+/// Whether a test emulates the instructions.
+pub(super) fn are_emulated() -> bool {
+    ARE_EMULATED.load(Ordering::Relaxed)
+}
+
+/// Whether AMX with products of bfloat16 and of bytes can be used.
 pub(super) fn is_available() -> bool {
+    are_emulated() || is_supported()
+}
+
+/// Whether the processor and the operating system support it and this process may use it.
+#[cfg(target_os = "linux")]
+fn is_supported() -> bool {
     use std::sync::OnceLock;
     static AVAILABLE: OnceLock<bool> = OnceLock::new();
     *AVAILABLE.get_or_init(|| {
         const AMX_BF16: u32 = 1 << 22;
         const AMX_TILE: u32 = 1 << 24;
+        const AMX_INT8: u32 = 1 << 25;
         const ARCH_REQ_XCOMP_PERM: libc::c_ulong = 0x1023;
         const XFEATURE_XTILEDATA: libc::c_ulong = 18;
-        let wanted = AMX_BF16 | AMX_TILE;
+        let wanted = AMX_BF16 | AMX_TILE | AMX_INT8;
         let features = std::arch::x86_64::__cpuid_count(7, 0).edx;
         // SAFETY: the call takes two numbers and changes nothing but the process's permission to use tiles.
         features & wanted == wanted
@@ -23,7 +45,7 @@ pub(super) fn is_available() -> bool {
 
 /// Tiles need the operating system's permission. Only Linux's way to ask for it is implemented.
 #[cfg(not(target_os = "linux"))]
-pub(super) fn is_available() -> bool {
+fn is_supported() -> bool {
     false
 }
 

@@ -1,12 +1,12 @@
 //! From how many rows on products on the CPU take quantised weights apart.
 
 use pagetide_backend::cpu::{self, Isa};
-use pagetide_backend::quant::{MAX_BLOCK_WEIGHTS, QuantFormat};
+use pagetide_backend::quant::QuantFormat;
 use pagetide_model::tally::WeightTally;
 use serde::Serialize;
 use std::fmt::{self, Display};
 
-/// For each format of the model with blocks of 256 weights, as this process measured it.
+/// For each format of the model that is taken apart, as this process measured it.
 #[derive(Serialize)]
 #[serde(transparent)]
 pub(super) struct ManyRows(Vec<OfFormat>);
@@ -22,11 +22,8 @@ impl ManyRows {
     pub fn measure(isa: Isa, weights: &WeightTally) -> Option<Self> {
         let of_format =
             |format| Some(OfFormat { format: QuantFormat::name(format), rows: cpu::many_rows(isa, format).ok()? });
-        let formats: Vec<_> = weights
-            .quantized_formats()
-            .filter(|format| format.block_weights() == MAX_BLOCK_WEIGHTS)
-            .filter_map(of_format)
-            .collect();
+        let formats: Vec<_> =
+            weights.quantized_formats().filter(|format| cpu::takes_apart(isa, *format)).filter_map(of_format).collect();
         (!formats.is_empty()).then_some(Self(formats))
     }
 }

@@ -5,12 +5,16 @@
 //! instruction set, and for any number of rows.
 //!
 //! With few rows the codes are used as they are read, because memory is the limit. With many rows the codes and scales
-//! of a chunk are first taken apart, once for all these rows. How many rows are many is measured (`many_rows`).
+//! of a chunk are first taken apart, once for all these rows. How many rows are many is measured (`many_rows`). AMX
+//! multiplies weights that were taken apart on tiles.
 
 // Indices name registers here, as in `kernel`.
 #![allow(clippy::needless_range_loop)]
 
+mod chunk;
 mod formats;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 mod unpacked;
 
 use super::super::isa::Isa;
@@ -18,13 +22,13 @@ use super::super::pack::PanelLayout;
 use super::super::simd::{LANES, Simd, SimdKernel};
 use super::many_rows::many_rows;
 use super::part::{ProductPart, QuantOperands};
-use super::quant_input::{MAX_TILE_ROWS, QuantRow};
-use crate::quant::{MAX_BLOCK_WEIGHTS, QuantFormat};
-use formats::{
-    Iq4Nl, Iq4Xs, Mxfp4, PART, PanelFormat, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, num_parts,
-    parts_of_block,
-};
+use super::quant_input::MAX_TILE_ROWS;
+use crate::quant::QuantFormat;
+use chunk::{BLOCK_ROWS, add_chunk, has_pairs};
+use formats::{Iq4Nl, Iq4Xs, Mxfp4, PanelFormat, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use std::ops::Range;
+#[cfg(target_arch = "x86_64")]
+use tiles::TileKernel;
 use unpacked::{Unpacked, UnpackedChunk};
 
 /// Computes a part, panels of one format after those of another.
@@ -38,10 +42,21 @@ pub(super) unsafe fn run(part: &ProductPart<'_>, operands: QuantOperands<'_>, is
         let end = panels.clone().find(|panel| operands.w.panel(*panel).format != format).unwrap_or(panels.end);
         let panels_of_format = panels.start..end;
         panels.start = end;
-        let many_rows = operands.many_rows.unwrap_or_else(|| many_rows(isa, format));
+        let many_rows_of = |isa| operands.many_rows.unwrap_or_else(|| many_rows(isa, format));
+        // With AMX, rows that are too few for tiles are computed as with AVX-512.
+        let is_on_tiles = isa == Isa::Amx && has_whole_tiles(&part.rows, many_rows_of(isa));
+        let isa = if isa == Isa::Amx && !is_on_tiles { Isa::Avx512 } else { isa };
+        let many_rows = many_rows_of(isa);
         macro_rules! run {
             ($format:ident) => {
-                isa.run(QuantKernel { part, operands, panels: panels_of_format, many_rows, format: $format })
+                match isa {
+                    #[cfg(target_arch = "x86_64")]
+                    // SAFETY: the caller's promise; the instruction set was checked when it was chosen.
+                    Isa::Amx => unsafe {
+                        tiles::run(TileKernel { part, operands, panels: panels_of_format, format: $format })
+                    },
+                    _ => isa.run(QuantKernel { part, operands, panels: panels_of_format, many_rows, format: $format }),
+                }
             };
         }
         match format {
@@ -60,6 +75,11 @@ pub(super) unsafe fn run(part: &ProductPart<'_>, operands: QuantOperands<'_>, is
             QuantFormat::MXFP4 => run!(Mxfp4),
         }
     }
+}
+
+/// Whether the rows of a part begin with a tile of the input and are at least this many.
+fn has_whole_tiles(rows: &Range<usize>, many_rows: usize) -> bool {
+    rows.len() >= many_rows.max(MAX_TILE_ROWS) && rows.start.is_multiple_of(MAX_TILE_ROWS)
 }
 
 struct QuantKernel<'a, F> {
@@ -251,262 +271,3 @@ impl<F: PanelFormat> QuantKernel<'_, F> {
         }
     }
 }
-
-/// Whether the rows `2i` and `2i + 1` of a register tile are a pair ([`Simd::PAIRS_ROWS`]). For two rows, bringing the
-/// weights into order takes as many instructions as it saves.
-const fn has_pairs<S: Simd, const M: usize>() -> bool {
-    S::PAIRS_ROWS && M >= 4
-}
-
-/// Numbers of the columns, for all rows or for the two registers of each pair.
-#[inline(always)]
-fn for_rows<S: Simd, const M: usize>(simd: S, of_columns: S::V) -> [S::V; 2] {
-    if const { has_pairs::<S, M>() } { simd.pair_rows([of_columns; 2]) } else { [of_columns; 2] }
-}
-
-/// Prefetches what a step needs of a later chunk. Where the panel is in a cache already, this costs little.
-#[inline(always)]
-fn prefetch<S: Simd, F: PanelFormat>(simd: S, chunk: *const u8, step: usize) {
-    if F::PREFETCHED {
-        let bytes = PanelLayout::of(F::FORMAT).chunk_bytes.div_ceil(8 * num_parts::<F>());
-        simd.prefetch(chunk.wrapping_add(PREFETCH_BYTES + step * bytes));
-    }
-}
-
-/// Adds the products of a chunk of `P` panels with `M` rows, or with pairs of rows ([`has_pairs`]). Only a panel that is
-/// alone is prefetched.
-///
-/// # Safety
-/// `at` are chunks in this format, and the input has this chunk of these rows.
-#[inline(always)]
-unsafe fn add_chunk<S: Simd, F: PanelFormat, const M: usize, const P: usize>(
-    simd: S,
-    format: F,
-    at: [*const u8; P],
-    chunk: usize,
-    x: QuantRow,
-    results: &mut [[S::V; P]; M],
-) {
-    for block in 0..F::BLOCKS {
-        let block_in_row = chunk * F::BLOCKS + block;
-        let mut sums = [[simd.splat(0.0); P]; M];
-        for part in block * parts_of_block::<F>()..(block + 1) * parts_of_block::<F>() {
-            // With few rows, the prefetches of a part are spread over its steps: the processor handles only a few
-            // misses at a time. With many rows they are together, because the compiler moves no load of an operand
-            // across one.
-            let are_together = M > 2;
-            for step in 0..if are_together { 8 } else { 0 } {
-                prefetch::<S, F>(simd, at[0], 8 * part + step);
-            }
-            // Counted from the start of the row.
-            let part_in_row = chunk * num_parts::<F>() + part;
-            let mut ints = [[simd.splat_int(0); P]; M];
-            // SAFETY: the caller's promise.
-            unsafe {
-                let words = x.codes.add(part_in_row * (PART / 4) * x.stride);
-                macro_rules! four_steps {
-                    ($half:literal: $($step:literal)*; $($even:literal $odd:literal),*) => {
-                        if const { $half * HALF % F::GROUP == 0 } {
-                            ints = begin::<S, F, M, P>(simd, x, 2 * part_in_row + $half);
-                        }
-                        if const { S::SUMS_FOUR && !F::IS_SIGNED } {
-                            let mut codes = [[simd.table(&[0; LANES]); 4]; P];
-                            $(
-                                if !are_together {
-                                    prefetch::<S, F>(simd, at[0], 8 * part + $step);
-                                }
-                                for p in 0..P {
-                                    codes[p][$step % 4] = format.codes::<S, $step>(simd, at[p], part);
-                                }
-                            )*
-                            for m in 0..M {
-                                let word = |step: usize| *words.add((4 * $half + step) * x.stride + m);
-                                let of_row = [word(0), word(1), word(2), word(3)];
-                                for p in 0..P {
-                                    ints[m][p] = simd.dot_four(ints[m][p], codes[p], of_row, F::LARGEST);
-                                }
-                            }
-                        } else if const { has_pairs::<S, M>() } {
-                            $(
-                                for p in 0..P {
-                                    let even = format.codes::<S, $even>(simd, at[p], part);
-                                    let odd = format.codes::<S, $odd>(simd, at[p], part);
-                                    let codes =
-                                        if F::HAS_PAIRED_STEPS { [even, odd] } else { simd.pair_steps([even, odd]) };
-                                    for m in (0..M).step_by(2) {
-                                        let word = |step: usize| words.add(step * x.stride + m).cast::<u64>();
-                                        let of_rows = [word($even).read_unaligned(), word($odd).read_unaligned()];
-                                        let pair = [ints[m][p], ints[m + 1][p]];
-                                        [ints[m][p], ints[m + 1][p]] = simd.dot_two_rows(pair, codes, of_rows);
-                                    }
-                                }
-                            )*
-                        } else {
-                            $(
-                                if !are_together {
-                                    prefetch::<S, F>(simd, at[0], 8 * part + $step);
-                                }
-                                let mut codes = [simd.table(&[0; LANES]); P];
-                                for p in 0..P {
-                                    codes[p] = format.codes::<S, $step>(simd, at[p], part);
-                                }
-                                add_products::<S, F, M, P>(simd, &mut ints, codes, words.add($step * x.stride));
-                            )*
-                        }
-                        if const { ($half + 1) * HALF % F::GROUP == 0 } {
-                            for p in 0..P {
-                                let scale = format.scale(simd, at[p], (part * PART + $half * HALF) / F::GROUP);
-                                let scales = for_rows::<S, M>(simd, scale);
-                                for m in 0..M {
-                                    let (product, scale) = (simd.to_floats(ints[m][p]), scales[m % 2]);
-                                    sums[m][p] =
-                                        if F::IS_SMALL { product } else { simd.fused(product, scale, sums[m][p]) };
-                                }
-                            }
-                        }
-                    };
-                }
-                four_steps!(0: 0 1 2 3; 0 1, 2 3);
-                four_steps!(1: 4 5 6 7; 4 5, 6 7);
-            }
-        }
-        // SAFETY: the caller's promise.
-        unsafe {
-            for p in 0..P {
-                let minima = minima::<S, F, M>(simd, format, at[p], block_in_row, x);
-                let [factor, minimum_factor] = format.factors(simd, at[p], block);
-                let factors = for_rows::<S, M>(simd, factor);
-                let minimum_factors = for_rows::<S, M>(simd, minimum_factor);
-                let scales = x.scales.add(block_in_row * x.stride);
-                for m in 0..M {
-                    let mut result = simd.mul(factors[m % 2], sums[m][p]);
-                    if F::HAS_MINIMUM {
-                        result = simd.fused(minimum_factors[m % 2], minima[m], result);
-                    }
-                    let scale = if const { has_pairs::<S, M>() } {
-                        simd.as_floats(simd.splat_two_rows(*scales.cast::<u32>().add(m / 2 * 2).cast::<[u32; 2]>()))
-                    } else {
-                        simd.splat(*scales.add(m))
-                    };
-                    results[m][p] = simd.fused(result, scale, results[m][p]);
-                }
-            }
-        }
-    }
-}
-
-/// The integer sums of a group before its first step: they make up for the bias of the codes. The group begins with
-/// half a part, counted from the start of the row.
-///
-/// # Safety
-/// The input has these rows.
-#[inline(always)]
-unsafe fn begin<S: Simd, F: PanelFormat, const M: usize, const P: usize>(
-    simd: S,
-    x: QuantRow,
-    half: usize,
-) -> [[S::Ints; P]; M] {
-    let bias = if F::IS_SIGNED && S::ADDS_128 { 128 } else { F::BIAS };
-    let mut ints = [[simd.splat_int(0); P]; M];
-    if bias != 0 {
-        for m in 0..M {
-            // SAFETY: the caller's promise.
-            let minus_sum = unsafe {
-                let minus_sums = match F::GROUP {
-                    HALF => x.minus_sums_16.add(half * x.stride),
-                    _ => x.minus_sums_32.add(half / 2 * x.stride),
-                };
-                if const { has_pairs::<S, M>() } {
-                    simd.splat_two_rows(*minus_sums.add(m / 2 * 2).cast::<[u32; 2]>())
-                } else {
-                    simd.splat_int(*minus_sums.add(m))
-                }
-            };
-            // A shift, because it takes its operand from memory.
-            let start = simd.or_shifted(simd.splat_int(0), minus_sum, bias.trailing_zeros());
-            for p in 0..P {
-                ints[m][p] = start;
-            }
-        }
-    }
-    ints
-}
-
-/// Adds the products of four weights of each column.
-///
-/// # Safety
-/// The words exist.
-#[inline(always)]
-unsafe fn add_products<S: Simd, F: PanelFormat, const M: usize, const P: usize>(
-    simd: S,
-    ints: &mut [[S::Ints; P]; M],
-    codes: [S::Bytes; P],
-    words: *const u32,
-) {
-    for m in 0..M {
-        // SAFETY: the caller's promise.
-        let word = unsafe { *words.add(m) };
-        for p in 0..P {
-            ints[m][p] = match F::IS_SIGNED {
-                true => simd.dot_signed(ints[m][p], codes[p], word),
-                false => simd.dot_bytes(ints[m][p], codes[p], word),
-            };
-        }
-    }
-}
-
-/// The sums that belong to the second of [`PanelFormat::factors`], for each row or as pairs of rows.
-///
-/// # Safety
-/// As for [`add_chunk`].
-#[inline(always)]
-unsafe fn minima<S: Simd, F: PanelFormat, const M: usize>(
-    simd: S,
-    format: F,
-    at: *const u8,
-    block_in_row: usize,
-    x: QuantRow,
-) -> [S::V; M] {
-    let mut floats = [simd.splat(0.0); M];
-    if !F::HAS_MINIMUM {
-        return floats;
-    }
-    let mut sums = [simd.splat_int(0); M];
-    // SAFETY: the caller's promise.
-    unsafe {
-        if F::IS_SMALL {
-            for m in 0..M {
-                sums[m] = simd.splat_int(*x.minus_sums_32.add(block_in_row * x.stride + m));
-            }
-        } else {
-            let num_pairs = MAX_BLOCK_WEIGHTS / F::GROUP / 2;
-            let pairs = if F::GROUP == HALF { x.pairs_16 } else { x.pairs_32 };
-            for pair in 0..num_pairs {
-                let minima = format.minima(simd, at, pair);
-                for m in 0..M {
-                    let of_row = *pairs.add((block_in_row * num_pairs + pair) * x.stride + m);
-                    sums[m] = simd.dot_shorts(sums[m], minima, of_row);
-                }
-            }
-        }
-    }
-    for m in 0..M {
-        floats[m] = simd.to_floats(sums[m]);
-    }
-    if const { has_pairs::<S, M>() } {
-        for m in (0..M).step_by(2) {
-            [floats[m], floats[m + 1]] = simd.pair_rows([floats[m], floats[m + 1]]);
-        }
-    }
-    floats
-}
-
-/// Weights of a column in half of a part.
-const HALF: usize = PART / 2;
-
-/// Rows that are computed for all panels before the next ones: as many as stay in the second-level cache with the
-/// panels of a task. Tiles of the input begin at multiples of it.
-const BLOCK_ROWS: usize = 8 * MAX_TILE_ROWS;
-
-/// How far ahead weights are prefetched where memory is the limit.
-const PREFETCH_BYTES: usize = 4096;

@@ -17,6 +17,8 @@ use super::float_rows::FloatRows;
 use crate::quant::{MAX_BLOCK_WEIGHTS, QuantFormat};
 use layout::TileLayout;
 pub use layout::{MAX_TILE_ROWS, QuantRow};
+#[cfg(target_arch = "x86_64")]
+pub use layout::{SEGMENT, SEGMENT_BYTES};
 use pagetide_base::error::StartError;
 use quantize::QuantizeRows;
 
@@ -35,9 +37,10 @@ impl QuantInput {
     /// Quantises `rows` rows of `x` for the weights of `w`.
     pub fn fill(&mut self, isa: Isa, team: &Team, x: FloatRows<'_>, rows: usize, w: &QuantPanels) {
         let takes_large = |format: QuantFormat| format.block_weights() == MAX_BLOCK_WEIGHTS;
-        let small = w.any(|format| !takes_large(format)).then(|| TileLayout::new(0, rows, x.k, true));
+        let on_tiles = isa == Isa::Amx;
+        let small = w.any(|format| !takes_large(format)).then(|| TileLayout::new(0, rows, x.k, true, on_tiles));
         let start = small.map_or(0, |small| small.end(rows));
-        let large = w.any(takes_large).then(|| TileLayout::new(start, rows, x.k, false));
+        let large = w.any(takes_large).then(|| TileLayout::new(start, rows, x.k, false, on_tiles));
         let len = large.map_or(start, |large| large.end(rows));
         if self.words.len() < len {
             self.words =

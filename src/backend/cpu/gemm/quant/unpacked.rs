@@ -37,7 +37,13 @@ impl UnpackedChunk {
         std::ptr::from_ref(self).cast()
     }
 
-    /// Takes a chunk of large blocks apart.
+    /// The codes from a weight of the columns on, which is a multiple of four.
+    #[cfg(target_arch = "x86_64")]
+    pub fn codes_from(&self, weight: usize) -> *const u8 {
+        self.codes[weight / 4].as_ptr()
+    }
+
+    /// Takes a chunk apart.
     ///
     /// # Safety
     /// `at` is a chunk of a panel in this format.
@@ -72,6 +78,9 @@ impl UnpackedChunk {
                 let [factor, minimum_factor] = format.factors(simd, at, block);
                 simd.store(first.as_mut_ptr(), factor);
                 simd.store(second.as_mut_ptr(), minimum_factor);
+            }
+            if F::IS_SMALL {
+                return;
             }
             let num_groups = MAX_BLOCK_WEIGHTS / F::GROUP;
             for (group, scale) in self.scales[..num_groups].iter_mut().enumerate() {

@@ -19,6 +19,8 @@ pub(super) struct TileLayout {
     /// Elements of a row, with zeros up to a multiple of 256.
     pub k: usize,
     pub is_small: bool,
+    /// A tile of 16 rows has the codes a second time, row by row, as AMX takes them.
+    pub has_codes_by_row: bool,
 }
 
 /// Where the parts of a row begin. From one place to the next there are as many words as the tile has rows.
@@ -35,16 +37,24 @@ pub struct QuantRow {
     /// them.
     pub pairs_16: *const u32,
     pub pairs_32: *const u32,
+    /// With [`TileLayout::has_codes_by_row`], the codes in segments of 64 elements: `[segment][row of the tile][element]`.
+    pub by_row: *const u8,
     /// Words from place to place.
     pub stride: usize,
 }
 
 /// The most rows of a tile. Tiles begin at multiples of this.
 pub const MAX_TILE_ROWS: usize = LANES;
+/// Elements of a row that are side by side in [`QuantRow::by_row`], and bytes from there to the next ones.
+pub const SEGMENT: usize = 64;
+pub const SEGMENT_BYTES: usize = SEGMENT * MAX_TILE_ROWS;
 
 impl TileLayout {
-    pub fn new(start: usize, rows: usize, k: usize, is_small: bool) -> Self {
-        Self { start, height: rows.min(MAX_TILE_ROWS), k: k.next_multiple_of(MAX_BLOCK_WEIGHTS), is_small }
+    /// `on_tiles`: whether products may run on AMX tiles.
+    pub fn new(start: usize, rows: usize, k: usize, is_small: bool, on_tiles: bool) -> Self {
+        let height = rows.min(MAX_TILE_ROWS);
+        let has_codes_by_row = on_tiles && height == MAX_TILE_ROWS;
+        Self { start, height, k: k.next_multiple_of(MAX_BLOCK_WEIGHTS), is_small, has_codes_by_row }
     }
 
     pub fn block(&self) -> usize {
@@ -52,10 +62,11 @@ impl TileLayout {
     }
 
     /// Places of the parts of a row, in the order of [`QuantRow`].
-    fn parts(&self) -> [usize; 6] {
+    fn parts(&self) -> [usize; 7] {
         let k = self.k;
         let pairs = if self.is_small { [0, 0] } else { [k / HALF / 2, k / SMALL / 2] };
-        [k / 4, k / self.block(), k / HALF, k / SMALL, pairs[0], pairs[1]]
+        let by_row = if self.has_codes_by_row { k / 4 } else { 0 };
+        [k / 4, k / self.block(), k / HALF, k / SMALL, pairs[0], pairs[1], by_row]
     }
 
     /// Words of a tile: whole cache lines.
@@ -71,7 +82,7 @@ impl TileLayout {
     /// `words` has this row.
     #[inline(always)]
     pub unsafe fn row(&self, words: *const u32, row: usize) -> QuantRow {
-        let [codes, scales, minus_16, minus_32, pairs_16, _] = self.parts();
+        let [codes, scales, minus_16, minus_32, pairs_16, pairs_32, _] = self.parts();
         let height = self.height;
         // SAFETY: the caller's promise.
         unsafe {
@@ -80,13 +91,18 @@ impl TileLayout {
             let minus_16_at = scales_at.add(scales * height);
             let minus_32_at = minus_16_at.add(minus_16 * height);
             let pairs_16_at = minus_32_at.add(minus_32 * height);
+            let pairs_32_at = pairs_16_at.add(pairs_16 * height);
+            // Rows of this part are not one word but a segment apart.
+            let in_tile = row % MAX_TILE_ROWS;
+            let by_row = pairs_32_at.wrapping_add(pairs_32 * height).wrapping_sub(in_tile).cast::<u8>();
             QuantRow {
                 codes: codes_at,
                 scales: scales_at.cast(),
                 minus_sums_16: minus_16_at.cast(),
                 minus_sums_32: minus_32_at.cast(),
                 pairs_16: pairs_16_at,
-                pairs_32: pairs_16_at.add(pairs_16 * height),
+                pairs_32: pairs_32_at,
+                by_row: by_row.wrapping_add(in_tile * SEGMENT),
                 stride: height,
             }
         }

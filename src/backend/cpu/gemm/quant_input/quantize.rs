@@ -2,7 +2,7 @@
 
 use super::super::super::simd::{LANES, Simd, SimdKernel};
 use super::super::float_rows::FloatRows;
-use super::layout::{QuantRow, TileLayout};
+use super::layout::{QuantRow, SEGMENT, SEGMENT_BYTES, TileLayout};
 use crate::quant::MAX_BLOCK_WEIGHTS;
 use std::ops::Range;
 
@@ -33,6 +33,9 @@ impl SimdKernel for QuantizeRows<'_> {
         unsafe {
             if self.layout.height == LANES {
                 self.side_by_side(simd);
+                if self.layout.has_codes_by_row {
+                    self.copy_by_row(simd);
+                }
             } else {
                 for row in 0..self.rows.len() {
                     self.alone(simd, row);
@@ -95,6 +98,29 @@ impl QuantizeRows<'_> {
                         let both = pairs(simd, first, of_32);
                         simd.store_ints(out.pairs_32.cast_mut().cast::<i32>().add(group / 4 * LANES), both);
                     }
+                }
+            }
+        }
+    }
+
+    /// Copies the codes of the tile to their second place.
+    ///
+    /// # Safety
+    /// The tile is ours, and its codes are there.
+    #[inline(always)]
+    unsafe fn copy_by_row<S: Simd>(&self, simd: S) {
+        for segment in 0..self.layout.k / SEGMENT {
+            // SAFETY: the caller's promise. A segment is sixteen words of sixteen rows.
+            unsafe {
+                let codes = self.out.codes.cast::<f32>().add(segment * LANES * LANES);
+                let mut words = [simd.splat(0.0); LANES];
+                for (place, words) in words.iter_mut().enumerate() {
+                    *words = simd.load(codes.add(place * LANES));
+                }
+                simd.transpose(&mut words);
+                let to = self.out.by_row.cast_mut().add(segment * SEGMENT_BYTES);
+                for (row, words) in words.into_iter().enumerate() {
+                    simd.store(to.add(row * SEGMENT).cast(), words);
                 }
             }
         }
