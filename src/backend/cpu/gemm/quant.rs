@@ -184,7 +184,8 @@ impl<F: PanelFormat> QuantKernel<'_, F> {
                         sums[m][p] = simd.load(results[first + m][p].as_ptr());
                     }
                 }
-                self.store(simd, rows.start + first, panel, sums);
+                let row = rows.start + first;
+                self.store(simd, row, row..row + M, panel, sums);
             }
         }
         rows.start + num_rows
@@ -204,19 +205,19 @@ impl<F: PanelFormat> QuantKernel<'_, F> {
                 // The bounds are constants, so that no code is made for tiles that an instruction set does not use.
                 match rest {
                     1 => {
-                        self.tile::<S, 1>(simd, row, panel);
+                        self.row::<S>(simd, row, panel);
                         row += 1;
                     }
                     8.. if const { S::QUANT_ROWS >= 8 } => {
-                        self.tile::<S, 8>(simd, row, panel);
+                        self.tile::<S, 8>(simd, row, row..row + 8, panel);
                         row += 8;
                     }
                     4.. if const { S::QUANT_ROWS >= 4 } => {
-                        self.tile::<S, 4>(simd, row, panel);
+                        self.tile::<S, 4>(simd, row, row..row + 4, panel);
                         row += 4;
                     }
                     _ => {
-                        self.tile::<S, 2>(simd, row, panel);
+                        self.tile::<S, 2>(simd, row, row..row + 2, panel);
                         row += 2;
                     }
                 }
@@ -224,27 +225,51 @@ impl<F: PanelFormat> QuantKernel<'_, F> {
         }
     }
 
-    /// `M` rows of a panel, in registers.
+    /// One row of a panel. The kernel of a single row takes its words side by side, which saves address arithmetic. So a
+    /// row that has others in its tile of the input is computed with one of these.
     ///
     /// # Safety
-    /// Rows `row .. row + M` and the panel exist.
+    /// The row and the panel exist.
     #[inline(always)]
-    unsafe fn tile<S: Simd, const M: usize>(&self, simd: S, row: usize, panel: usize) {
+    unsafe fn row<S: Simd>(&self, simd: S, row: usize, panel: usize) {
+        // SAFETY: the caller's promise. All rows of a tile can be read.
+        unsafe {
+            match self.operands.x.tile_height(F::IS_SMALL) {
+                1 => self.tile::<S, 1>(simd, row, row..row + 1, panel),
+                height => {
+                    let in_tile = row % MAX_TILE_ROWS;
+                    let first = row - in_tile + in_tile.min(height - 2);
+                    self.tile::<S, 2>(simd, first, row..row + 1, panel);
+                }
+            }
+        }
+    }
+
+    /// Computes `M` rows of a panel in registers, and stores some of them. A single row is alone in its tile of the input.
+    ///
+    /// # Safety
+    /// The input has the rows `row .. row + M`. The stored ones and the panel exist.
+    #[inline(always)]
+    unsafe fn tile<S: Simd, const M: usize>(&self, simd: S, row: usize, stored: Range<usize>, panel: usize) {
         let layout = PanelLayout::of(F::FORMAT);
         let mut results = [[simd.splat(0.0)]; M];
         // SAFETY: a panel has `num_chunks` chunks. A row of the input is as long, with zeros behind its end.
         unsafe {
             let mut at: *const u8 = self.operands.w.panel(panel).data.get();
-            let x = self.operands.x.row(F::IS_SMALL, row);
+            let mut x = self.operands.x.row(F::IS_SMALL, row);
+            if M == 1 {
+                debug_assert_eq!(x.stride, 1);
+                x.stride = 1; // so that the compiler knows it
+            }
             for chunk in 0..layout.num_chunks(F::FORMAT, self.operands.w.k()) {
                 add_chunk(simd, self.format, [at], chunk, x, &mut results);
                 at = at.add(layout.chunk_bytes);
             }
-            self.store(simd, row, panel, results);
+            self.store(simd, row, stored, panel, results);
         }
     }
 
-    /// Writes the results of a register tile.
+    /// Writes the results of some rows of a register tile.
     ///
     /// # Safety
     /// The rows and the panels exist.
@@ -253,6 +278,7 @@ impl<F: PanelFormat> QuantKernel<'_, F> {
         &self,
         simd: S,
         row: usize,
+        stored: Range<usize>,
         panel: usize,
         mut results: [[S::V; P]; M],
     ) {
@@ -265,8 +291,10 @@ impl<F: PanelFormat> QuantKernel<'_, F> {
         }
         for m in 0..M {
             for p in 0..P {
-                // SAFETY: the caller's promise.
-                unsafe { self.part.store(simd, row + m, panel + p, results[m][p]) };
+                if stored.contains(&(row + m)) {
+                    // SAFETY: the caller's promise.
+                    unsafe { self.part.store(simd, row + m, panel + p, results[m][p]) };
+                }
             }
         }
     }

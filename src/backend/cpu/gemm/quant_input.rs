@@ -72,9 +72,19 @@ impl QuantInput {
     /// [`QuantInput::fill`] quantised this row for a matrix with such weights.
     #[inline(always)]
     pub unsafe fn row(&self, is_small: bool, row: usize) -> QuantRow {
-        let layout = if is_small { self.small } else { self.large };
-        let layout = layout.expect("rows are quantised for all formats of a matrix");
         // SAFETY: the caller's promise.
-        unsafe { layout.row(self.words.as_ptr(), row) }
+        unsafe { self.layout(is_small).row(self.words.as_ptr(), row) }
+    }
+
+    /// Rows of a tile.
+    #[inline(always)]
+    pub fn tile_height(&self, is_small: bool) -> usize {
+        self.layout(is_small).height
+    }
+
+    #[inline(always)]
+    fn layout(&self, is_small: bool) -> TileLayout {
+        let layout = if is_small { self.small } else { self.large };
+        layout.expect("rows are quantised for all formats of a matrix")
     }
 }

@@ -155,16 +155,16 @@ pub(super) unsafe fn add_block<S: Simd, F: PanelFormat, const M: usize, const P:
             let [factor, minimum_factor] = format.factors(simd, at[p], block);
             let factors = for_rows::<S, M>(simd, factor);
             let minimum_factors = for_rows::<S, M>(simd, minimum_factor);
-            let scales = x.scales.add(block_in_row * x.stride);
             for m in 0..M {
                 let mut result = simd.mul(factors[m % 2], sums[m][p]);
                 if F::HAS_MINIMUM {
                     result = simd.fused(minimum_factors[m % 2], minima[m], result);
                 }
+                let scale = x.scales.add(block_in_row * x.stride + m);
                 let scale = if const { has_pairs::<S, M>() } {
-                    simd.as_floats(simd.splat_two_rows(*scales.cast::<u32>().add(m / 2 * 2).cast::<[u32; 2]>()))
+                    simd.as_floats(simd.splat_two_rows(*scale.sub(m % 2).cast::<[u32; 2]>()))
                 } else {
-                    simd.splat(*scales.add(m))
+                    simd.splat(*scale)
                 };
                 results[m][p] = simd.fused(result, scale, results[m][p]);
             }
@@ -195,13 +195,13 @@ unsafe fn begin<S: Simd, F: PanelFormat, const M: usize, const P: usize>(
             // SAFETY: the caller's promise.
             let minus_sum = unsafe {
                 let minus_sums = match F::GROUP {
-                    HALF => x.minus_sums_16.add(half * x.stride),
-                    _ => x.minus_sums_32.add(half / 2 * x.stride),
+                    HALF => x.minus_sums_16.add(half * x.stride + m),
+                    _ => x.minus_sums_32.add(half / 2 * x.stride + m),
                 };
                 if const { has_pairs::<S, M>() } {
-                    simd.splat_two_rows(*minus_sums.add(m / 2 * 2).cast::<[u32; 2]>())
+                    simd.splat_two_rows(*minus_sums.sub(m % 2).cast::<[u32; 2]>())
                 } else {
-                    simd.splat_int(*minus_sums.add(m))
+                    simd.splat_int(*minus_sums)
                 }
             };
             // A shift, because it takes its operand from memory.
