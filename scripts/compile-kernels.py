@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 KEY = ["kernel", "type", "head_dim", "codes", "arch"]
 # The macros that say which codes a KV cache or a matrix has.
-CODES = {"KV_CODES": "", "BITS": "bits=", "SCALE_GROUP": "group=", "HAS_MINIMUM": "minimum="}
+CODES = {"KV_CODES": "", "BITS": "bits=", "SCALE_GROUP": "group=", "HAS_MINIMUM": "minimum=", "FP8_WEIGHTS": "fp8="}
 # Of the figures of a key's specialisations the table has the worst.
 HIGHEST = ["registers", "shared_bytes", "stack_bytes", "local_accesses", "cas_loops"]
 LOWEST = ["async_copies", "tensor_core_ops", "blocks_per_sm"]

@@ -1,7 +1,9 @@
 // Quantised weights on the device. Specialised by
 //   BITS         of a code: 4, 5, 6 or 8
-//   SCALE_GROUP  weights of a row that share a scale: 16 or 32
+//   SCALE_GROUP  weights of a row that share a scale: 16, 32 or 64
 //   HAS_MINIMUM  0: weight = scale * (code - 2^(BITS - 1)); 1: weight = scale * code + minimum
+//   FP8_WEIGHTS  set: codes are OCP's E4M3, no NaN among them, and weight = scale * code; the scale is float32
+// Scales and minima are float16 otherwise.
 //
 // A matrix [n, k] is cut into weight tiles of 16 rows and 64 columns, [n / 16][k / 64], each TILE_BYTES bytes. Rows and
 // columns beyond the matrix have weight 0. A tile is what one warp multiplies: its lane 4g + t has rows g and g + 8,
@@ -26,12 +28,19 @@ constexpr int CODE_BYTES = BITS == 8 ? 1024 : 512;
 // The bits of 5- and 6-bit codes above the fourth: a word for both of a lane's rows, or for each.
 constexpr int HIGH_WORDS = BITS == 5 ? 1 : BITS == 6 ? 2 : 0;
 constexpr int HIGH_BYTES = HIGH_WORDS * 4 * WARP_SIZE;
-constexpr int SCALE_SIZE = HAS_MINIMUM ? 2 : 1;
+#ifdef FP8_WEIGHTS
+constexpr bool IS_FP8 = true;
+#else
+constexpr bool IS_FP8 = false;
+#endif
+// Units of 16 bits.
+constexpr int SCALE_SIZE = HAS_MINIMUM || IS_FP8 ? 2 : 1;
 constexpr int SCALE_BYTES = TILE_K / SCALE_GROUP * TILE_N * SCALE_SIZE * 2;
 constexpr int TILE_BYTES = CODE_BYTES + HIGH_BYTES + SCALE_BYTES;
 constexpr float BIAS = HAS_MINIMUM ? 0.0f : float(1 << (BITS - 1));
 
 static_assert(TILE_BYTES % 16 == 0, "tiles are copied 16 bytes at a time");
+static_assert(!IS_FP8 || BITS == 8, "E4M3 has 8 bits");
 
 __device__ __forceinline__ uint64_t tiles_of(uint32_t k) { return (k + TILE_K - 1) / TILE_K; }
 
@@ -49,10 +58,23 @@ __device__ __forceinline__ void read_weights(const uint8_t* tile, int lane, int 
     const float minimum = HAS_MINIMUM ? to_float(scales[SCALE_SIZE - 1]) : 0.0f;
     if (BITS == 8) {
         const Vec<uint32_t, 4> codes = load<4>(reinterpret_cast<const uint32_t*>(tile) + (half * WARP_SIZE + lane) * 4);
+        if (IS_FP8) {
+            // E4M3 has the bits of a float16 whose exponent has a bias of 7, not 15. The factor of 2^8 rounds nothing.
+            const float of_halves = *reinterpret_cast<const float*>(scales) * 256.0f;
 #pragma unroll
-        for (int i = 0; i < LANE_K; i++) {
-            const uint32_t code = __byte_perm(codes.at[i / 4], 0, 0x4440u + i % 4);
-            weights[i] = __fmaf_rn(scale, small_number(code, BIAS), minimum);
+            for (int i = 0; i < LANE_K; i += 2) {
+                // Two codes, each in the upper byte of a half.
+                const uint32_t pair = __byte_perm(codes.at[i / 4], 0, i % 4 == 0 ? 0x1404u : 0x3424u);
+                const uint32_t halves = (pair & 0x80008000u) | (pair >> 1 & 0x3f803f80u);
+                weights[i] = of_halves * f16_to_float(static_cast<uint16_t>(halves));
+                weights[i + 1] = of_halves * f16_to_float(static_cast<uint16_t>(halves >> 16));
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < LANE_K; i++) {
+                const uint32_t code = __byte_perm(codes.at[i / 4], 0, 0x4440u + i % 4);
+                weights[i] = __fmaf_rn(scale, small_number(code, BIAS), minimum);
+            }
         }
         return;
     }

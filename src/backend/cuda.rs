@@ -286,6 +286,10 @@ impl Backend for CudaBackend {
     type Matrices = CudaMatrices;
     type ExpertsWorkspace = CudaExpertsWorkspace;
 
+    fn holds_fp8(&self, dtype: DType) -> bool {
+        dtype != DType::F32
+    }
+
     fn matrix(&self, parts: &[HostTensor<'_>], dtype: DType) -> Result<CudaMatrix, StartError> {
         let (n, k) = matrix_shape(parts)?;
         let uploader = &mut self.uploader.borrow_mut();

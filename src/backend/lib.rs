@@ -10,6 +10,7 @@
 mod batch;
 pub mod cpu;
 pub mod cuda;
+pub mod fp8;
 mod kv_layout;
 mod layers;
 pub mod profile;
@@ -63,6 +64,11 @@ pub trait Backend {
     /// Memory that a layer of experts uses between its operations.
     type ExpertsWorkspace;
 
+    /// Whether matrices of [`WeightFormat::Fp8`] stay as they are in a model of type `dtype`. If not, a load converts
+    /// them to `dtype`.
+    fn holds_fp8(&self, _dtype: DType) -> bool {
+        false
+    }
     /// Packs a matrix `[n, k]`. Its rows are those of `parts`, in order; a fused QKV has three parts. It is converted
     /// to `dtype`, except that quantised parts stay as they are where the backend has kernels for their format.
     fn matrix(&self, parts: &[HostTensor<'_>], dtype: DType) -> Result<Self::Matrix, StartError>;

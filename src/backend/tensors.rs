@@ -1,5 +1,6 @@
 //! Element types, and tensors as checkpoints hold them.
 
+use crate::fp8::{self, FP8_BLOCK_BYTES, FP8_BLOCK_WEIGHTS};
 use crate::quant::QuantFormat;
 use pagetide_base::error::StartError;
 use std::fmt;
@@ -36,6 +37,8 @@ pub enum WeightFormat {
     Plain(DType),
     /// Rows of weight blocks.
     Quantized(QuantFormat),
+    /// Rows of blocks of E4M3: see [`fp8`].
+    Fp8,
 }
 
 impl From<DType> for WeightFormat {
@@ -44,21 +47,33 @@ impl From<DType> for WeightFormat {
     }
 }
 
+impl From<QuantFormat> for WeightFormat {
+    fn from(format: QuantFormat) -> Self {
+        Self::Quantized(format)
+    }
+}
+
 impl fmt::Display for WeightFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Plain(dtype) => dtype.name(),
-            Self::Quantized(format) => format.name(),
-        })
+        f.write_str(self.name())
     }
 }
 
 impl WeightFormat {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Plain(dtype) => dtype.name(),
+            Self::Quantized(format) => format.name(),
+            Self::Fp8 => "FP8",
+        }
+    }
+
     /// The fewest elements that can be read by themselves, and their bytes.
     pub fn block(self) -> (usize, usize) {
         match self {
             Self::Plain(dtype) => (1, dtype.size_bytes()),
             Self::Quantized(format) => (format.block_weights(), format.block_bytes()),
+            Self::Fp8 => (FP8_BLOCK_WEIGHTS, FP8_BLOCK_BYTES),
         }
     }
 
@@ -79,6 +94,7 @@ impl WeightFormat {
                 blocks.zip(targets).for_each(|(block, values)| format.dequantize(block, values));
                 values
             }
+            Self::Fp8 => bytes.chunks_exact(FP8_BLOCK_BYTES).flat_map(fp8::dequantize).collect(),
         }
     }
 }

@@ -202,7 +202,7 @@ metrics! {
         "Time span that a recording written now would cover (at most recorder.minutes).";
     RECORDINGS = "pagetide_recordings_total" Counter "files" ["cause": "asked, failure"] &[],
         "Recordings written. asked: by POST /admin/recording. failure: because the executor failed.";
-    WEIGHTS_BYTES = "pagetide_weights_bytes" Gauge "bytes" ["format": "bfloat16, float16, float32, or one of ggml's, such as Q4_K"] &[],
+    WEIGHTS_BYTES = "pagetide_weights_bytes" Gauge "bytes" ["format": "bfloat16, float16, float32, FP8, or one of ggml's, such as Q4_K"] &[],
         "Size of the weight matrices that the device holds in this format, without norms and biases.";
     START_TIME = "process_start_time_seconds" Gauge "seconds" [] &[],
         "Start time of the process, in seconds since 1970.";

@@ -156,7 +156,7 @@ impl Checkpoint {
     pub fn dtype(&self, tensor: &str) -> Option<DType> {
         match self.tensors.get(tensor)?.format? {
             WeightFormat::Plain(dtype) => Some(dtype),
-            WeightFormat::Quantized(_) => None,
+            WeightFormat::Quantized(_) | WeightFormat::Fp8 => None,
         }
     }
 

@@ -13,12 +13,17 @@ use std::ops::Range;
 /// Size of a float32 activation.
 const F32_BYTES: u128 = 4;
 
-#[derive(Default)]
 pub struct DryBackend {
+    holds_fp8: bool,
     bytes: Cell<u128>,
 }
 
 impl DryBackend {
+    /// In the place of a backend that keeps FP8 weights, or of one that does not.
+    pub fn new(holds_fp8: bool) -> Self {
+        Self { holds_fp8, bytes: Cell::new(0) }
+    }
+
     /// Memory of everything that was loaded so far.
     pub fn bytes(&self) -> u128 {
         self.bytes.get()
@@ -34,7 +39,7 @@ impl DryBackend {
         part.check_size()?;
         match part.format {
             WeightFormat::Plain(_) => self.count(&[part.rows, part.cols], dtype.size_bytes() as u128),
-            WeightFormat::Quantized(_) => self.count(&[part.bytes.len()], 1),
+            WeightFormat::Quantized(_) | WeightFormat::Fp8 => self.count(&[part.bytes.len()], 1),
         }
         Ok(())
     }
@@ -56,6 +61,10 @@ impl Backend for DryBackend {
     type RopeTable = ();
     type Matrices = ();
     type ExpertsWorkspace = ();
+
+    fn holds_fp8(&self, dtype: DType) -> bool {
+        self.holds_fp8 && dtype != DType::F32
+    }
 
     fn matrix(&self, parts: &[HostTensor<'_>], dtype: DType) -> Result<(), StartError> {
         matrix_shape(parts)?;

@@ -67,11 +67,7 @@ pub struct Conversions {
 impl Conversions {
     /// Counts a matrix `[rows, cols]` that was stored as `from`, for people, and is held in `to`.
     pub(crate) fn add(&mut self, from: String, to: WeightFormat, [rows, cols]: [usize; 2]) {
-        let name = match to {
-            WeightFormat::Plain(dtype) => dtype.name(),
-            WeightFormat::Quantized(format) => format.name(),
-        };
-        *self.counts.entry((from, name)).or_insert(0) += 1;
+        *self.counts.entry((from, to.name())).or_insert(0) += 1;
         self.num_weights += (rows * cols) as u64;
         self.bytes += to.row_bytes(cols).map_or(0, |row_bytes| row_bytes * rows) as u64;
     }

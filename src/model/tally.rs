@@ -70,11 +70,7 @@ impl WeightTally {
 
     /// The names of the formats with what is in them, most bytes first.
     pub fn formats(&self) -> Vec<(&'static str, FormatTally)> {
-        let name = |format: &WeightFormat| match format {
-            WeightFormat::Plain(dtype) => dtype.name(),
-            WeightFormat::Quantized(format) => format.name(),
-        };
-        let mut formats: Vec<_> = self.formats.iter().map(|(format, counted)| (name(format), *counted)).collect();
+        let mut formats: Vec<_> = self.formats.iter().map(|(format, counted)| (format.name(), *counted)).collect();
         formats.sort_unstable_by_key(|(name, counted)| (std::cmp::Reverse(counted.bytes), *name));
         formats
     }
@@ -109,6 +105,8 @@ mod tests {
         assert_eq!(tally.to_string(), "Q8_0 3 matrices 6.4 MiB, bfloat16 1 matrix 2.0 MiB");
         assert_eq!(tally.on_gpu(DType::F32).to_string(), "float32 4 matrices 28.0 MiB");
         assert_eq!(tally.on_gpu(DType::BF16).to_string(), "Q8_0 3 matrices 6.4 MiB, bfloat16 1 matrix 2.0 MiB");
+        tally.add(WeightFormat::Fp8, 1024, 1024);
+        assert!(tally.on_gpu(DType::BF16).to_string().ends_with(", FP8 1 matrix 1.1 MiB"), "8.5 bits of a weight");
         tally.add(WeightFormat::Quantized(QuantFormat::Q6_K), 1024, 1024);
         assert!(tally.on_gpu(DType::BF16).to_string().ends_with("Q6_K 1 matrix 0.9 MiB"), "7 bits of a weight");
     }

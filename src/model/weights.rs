@@ -523,7 +523,11 @@ impl<'a, B: Backend> Loader<'a, B> {
             let tensor = self.quantized(&name, stored, false, matrix)?;
             return Ok((vec![name], tensor));
         };
-        self.conversions.add(module.stored_as(), module.format(), [rows, cols]);
+        // What stays as it is was not converted.
+        let module = if self.backend.holds_fp8(self.dtype) { module.keep_fp8() } else { module };
+        if module.format() != WeightFormat::Fp8 {
+            self.conversions.add(module.stored_as(), module.format(), [rows, cols]);
+        }
         let bytes = if B::READS_ELEMENTS { module.convert()? } else { vec![0; module.held_bytes()] };
         let stored = HostTensor { format: module.format(), rows, cols, bytes: &[] };
         Ok((module.tensors().to_vec(), OrderedTensor { stored, bytes: Cow::Owned(bytes) }))

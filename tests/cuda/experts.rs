@@ -18,8 +18,8 @@ struct Case {
     dtype: DType,
     rows: usize,
     shape: ExpertsShape,
-    /// Of the experts' matrices. Rows are then multiples of 32, and experts' rows of 16.
-    format: Option<QuantFormat>,
+    /// Of the experts' matrices. Rows are then multiples of 32, in FP8 of 64, and experts' rows of 16.
+    format: Option<WeightFormat>,
     seed: u64,
 }
 
@@ -88,11 +88,11 @@ fn experts<B: Backend>(backend: &B, case: &Case, quantised: bool) -> Experts<B::
     let stored = |n: usize, size: f32, seed: u64| match case.format {
         None => case.stored(n, size, seed),
         Some(format) => {
-            let blocks = blocks(format, n / format.block_weights(), &mut Random(case.seed ^ seed << 8));
+            let blocks = blocks(format, n / format.block().0, &mut Random(case.seed ^ seed << 8));
             if quantised { blocks } else { bytes(&dequantized(format, &blocks, case.dtype), case.dtype) }
         }
     };
-    let held = case.format.filter(|_| quantised).map_or(case.dtype.into(), WeightFormat::Quantized);
+    let held = case.format.filter(|_| quantised).unwrap_or(case.dtype.into());
     let up: Vec<_> = (0..2 * num_experts as u64).map(|i| stored(width * hidden, size(hidden), 10 + i)).collect();
     let down: Vec<_> = (0..num_experts as u64).map(|i| stored(hidden * width, size(width), 1000 + i)).collect();
     let up: Vec<_> = up.iter().map(|bytes| HostTensor { format: held, ..tensor(width, hidden, bytes) }).collect();
@@ -181,15 +181,18 @@ pub fn check_rows(dtype: DType, rows: usize, device: &dyn Fn(u32) -> Rc<dyn Devi
     check_on(&Case { dtype, rows, shape: shape(4, 2), format: None, seed: 2 }, device);
 }
 
-fn quantised(format: QuantFormat, rows: usize) -> Case {
-    let shape = ExpertsShape { hidden_size: 96, intermediate_size: 64, ..shape(3, 2) };
+fn quantised(format: impl Into<WeightFormat>, rows: usize) -> Case {
+    let format = format.into();
+    let hidden_size = if format == WeightFormat::Fp8 { 128 } else { 96 };
+    let shape = ExpertsShape { hidden_size, intermediate_size: 64, ..shape(3, 2) };
     Case { dtype: DType::BF16, rows, shape, format: Some(format), seed: 4 }
 }
 
 #[test]
 fn quantised_experts() {
     let formats = [QuantFormat::Q4_0, QuantFormat::Q4_1, QuantFormat::Q8_0, QuantFormat::Q5_0];
-    parallel(0..formats.len() as u64, |i| check(&quantised(formats[i as usize], [1, 5, 70, 130][i as usize])));
+    let formats: Vec<_> = formats.map(WeightFormat::from).into_iter().chain([WeightFormat::Fp8]).collect();
+    parallel(0..formats.len() as u64, |i| check(&quantised(formats[i as usize], [1, 5, 70, 130, 20][i as usize])));
 }
 
 /// The contract of every backend: a row's bytes are the same alone and in any batch.

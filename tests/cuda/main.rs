@@ -9,6 +9,7 @@ mod blocks;
 mod common;
 mod emulation;
 mod experts;
+mod fp8;
 mod goldens;
 mod kv_codes;
 mod loader;

@@ -3,6 +3,7 @@
 use crate::support::*;
 use pagetide::backend::cuda::device::Device;
 use pagetide::backend::cuda::{CudaBackend, CudaMatrix};
+use pagetide::backend::fp8::{FP8_BLOCK_WEIGHTS, write_block};
 use pagetide::backend::quant::QuantFormat;
 use pagetide::backend::{Backend, Batch, BatchSeq, DType, HostTensor, KvLayout, NO_SOURCE, TensorRole, WeightFormat};
 use std::rc::Rc;
@@ -12,15 +13,34 @@ struct Case {
     dtype: DType,
     rows: usize,
     /// Format and rows of each part of the matrix.
-    parts: Vec<(QuantFormat, usize)>,
+    parts: Vec<(WeightFormat, usize)>,
     k: usize,
     bias: bool,
     batch_invariant: bool,
     seed: u64,
 }
 
+/// All formats of quantised weights.
+fn formats() -> Vec<WeightFormat> {
+    QuantFormat::ALL.iter().copied().map(WeightFormat::from).chain([WeightFormat::Fp8]).collect()
+}
+
+/// Blocks of FP8 with weights up to 0.2. There are codes of each kind, and each block has another scale, which float16
+/// does not hold.
+fn fp8_blocks(count: usize, random: &mut Random) -> Vec<u8> {
+    let (block_weights, block_bytes) = WeightFormat::Fp8.block();
+    let mut bytes = vec![0; count * block_bytes];
+    for block in bytes.chunks_exact_mut(block_bytes) {
+        let code = |_| Some(random.bits() as u8).filter(|code| code & 0x7f != 0x7f).unwrap_or(0x7e);
+        let codes: Vec<u8> = (0..block_weights).map(code).collect();
+        write_block((0.1 + random.float().abs() * 0.1) / 448.0, &codes, block);
+    }
+    bytes
+}
+
 /// Weight blocks with weights of about 0.1.
-pub fn blocks(format: QuantFormat, count: usize, random: &mut Random) -> Vec<u8> {
+pub fn blocks(format: WeightFormat, count: usize, random: &mut Random) -> Vec<u8> {
+    let WeightFormat::Quantized(format) = format else { return fp8_blocks(count, random) };
     // Where the scales in float16 are, and the largest magnitude of the other scales times the codes.
     let (halves, factor): (&[usize], f32) = match format {
         QuantFormat::Q4_0 | QuantFormat::IQ4_NL => (&[0], if format == QuantFormat::Q4_0 { 8.0 } else { 127.0 }),
@@ -52,25 +72,23 @@ pub fn blocks(format: QuantFormat, count: usize, random: &mut Random) -> Vec<u8>
 }
 
 /// The weights of blocks, as a matrix that is converted to `dtype` has them.
-pub fn dequantized(format: QuantFormat, bytes: &[u8], dtype: DType) -> Vec<f32> {
-    let mut weights = vec![0.0; bytes.len() / format.block_bytes() * format.block_weights()];
-    for (block, weights) in
-        bytes.chunks_exact(format.block_bytes()).zip(weights.chunks_exact_mut(format.block_weights()))
-    {
-        format.dequantize(block, weights);
-    }
+pub fn dequantized(format: WeightFormat, bytes: &[u8], dtype: DType) -> Vec<f32> {
+    let (block_weights, block_bytes) = format.block();
+    let cols = bytes.len() / block_bytes * block_weights;
+    let weights = HostTensor { format, rows: 1, cols, bytes }.to_f32();
     weights.iter().map(|weight| round(*weight, dtype)).collect()
 }
 
 impl Case {
     fn random(seed: u64) -> Self {
         let random = &mut Random(seed);
-        let format = QuantFormat::ALL[seed as usize % QuantFormat::ALL.len()];
+        let format = formats()[seed as usize % formats().len()];
+        let block_weights = format.block().0;
         Self {
             dtype: random.pick(&[DType::F16, DType::BF16]),
             rows: random.pick(&[1, 2, 7, 8, 9, 40, 64, 65, 130]),
             parts: vec![(format, random.pick(&[5, 16, 40, 128, 150]))],
-            k: format.block_weights() * random.range(1, if format.block_weights() == 32 { 11 } else { 2 }),
+            k: block_weights * random.range(1, if block_weights <= FP8_BLOCK_WEIGHTS { 11 } else { 2 }),
             bias: random.one_in(2),
             batch_invariant: random.one_in(3),
             seed,
@@ -84,8 +102,7 @@ impl Case {
     /// The bytes of each part.
     fn stored(&self) -> Vec<Vec<u8>> {
         let random = &mut Random(self.seed ^ 1);
-        let stored =
-            |(format, rows): &(QuantFormat, usize)| blocks(*format, rows * self.k / format.block_weights(), random);
+        let stored = |(format, rows): &(WeightFormat, usize)| blocks(*format, rows * self.k / format.block().0, random);
         self.parts.iter().map(stored).collect()
     }
 
@@ -125,14 +142,9 @@ impl Case {
 
     fn matrix(&self, backend: &CudaBackend) -> CudaMatrix {
         let stored = self.stored();
-        let tensor = |((format, rows), bytes): (&(QuantFormat, usize), &'_ Vec<u8>)| -> (WeightFormat, usize, usize) {
-            (WeightFormat::Quantized(*format), *rows, bytes.len())
-        };
-        let shapes: Vec<_> = self.parts.iter().zip(&stored).map(tensor).collect();
-        let tensors: Vec<_> = shapes
-            .iter()
-            .zip(&stored)
-            .map(|((format, rows, _), bytes)| HostTensor { format: *format, rows: *rows, cols: self.k, bytes })
+        let parts = self.parts.iter().zip(&stored);
+        let tensors: Vec<_> = parts
+            .map(|((format, rows), bytes)| HostTensor { format: *format, rows: *rows, cols: self.k, bytes })
             .collect();
         backend.matrix(&tensors, self.dtype).unwrap()
     }
@@ -171,8 +183,8 @@ fn batch(tokens: &[u32]) -> Batch {
 }
 
 /// Multiplies rows in bfloat16 with a quantised matrix of `n` rows and `k` columns.
-pub fn multiply(device: &Rc<dyn Device>, format: QuantFormat, (rows, n, k): (usize, usize, usize)) {
-    let parts = vec![(format, n)];
+pub fn multiply(device: &Rc<dyn Device>, format: impl Into<WeightFormat>, (rows, n, k): (usize, usize, usize)) {
+    let parts = vec![(format.into(), n)];
     Case { dtype: DType::BF16, rows, parts, k, bias: false, batch_invariant: false, seed: 7 }.on_cuda(device);
 }
 
@@ -184,7 +196,7 @@ fn check_on(case: &Case, device: &dyn Fn(u32) -> Rc<dyn Device>) {
     let expected = case.expected();
     // The result is in float32. A scale that is a product is rounded to float16, and then a weight may be rounded to
     // the neighbour of the number that the reference has.
-    let has_products = |(format, _): &(QuantFormat, usize)| format.block_weights() == 256;
+    let has_products = |(format, _): &(WeightFormat, usize)| format.block().0 == 256;
     let tolerance = if case.parts.iter().any(has_products) { 6e-3 } else { 1e-3 };
     let mut first: Option<Vec<f32>> = None;
     for order in thread_orders() {
@@ -197,14 +209,16 @@ fn check_on(case: &Case, device: &dyn Fn(u32) -> Rc<dyn Device>) {
 
 #[test]
 fn random_products() {
-    parallel(0..26, |seed| check(&Case::random(seed * 13 * 101 + seed % 13)));
+    let count = formats().len() as u64;
+    parallel(0..2 * count, |seed| check(&Case::random(seed * count * 101 + seed % count)));
 }
 
 /// Q, K and V are one matrix, and a file may quantise V in another format. Two formats may have the same tiles, also
 /// within one of them.
 #[test]
 fn parts_of_several_formats() {
-    let parts = vec![(QuantFormat::Q4_K, 24), (QuantFormat::Q4_1, 24), (QuantFormat::Q6_K, 20), (QuantFormat::Q4_K, 3)];
+    let [q4_k, q4_1, q6_k] = [QuantFormat::Q4_K, QuantFormat::Q4_1, QuantFormat::Q6_K].map(WeightFormat::from);
+    let parts = vec![(q4_k, 24), (q4_1, 24), (WeightFormat::Fp8, 21), (q6_k, 20), (q4_k, 3)];
     for rows in [3, 20] {
         check(&Case {
             dtype: DType::BF16,
@@ -221,7 +235,8 @@ fn parts_of_several_formats() {
 /// With `batch_invariant`, a row has the same bytes alone and in any batch.
 #[test]
 fn a_row_does_not_see_the_others() {
-    for format in [QuantFormat::Q4_0, QuantFormat::Q6_K] {
+    let [q4_0, q6_k] = [QuantFormat::Q4_0, QuantFormat::Q6_K].map(WeightFormat::from);
+    for format in [q4_0, q6_k, WeightFormat::Fp8] {
         let case = |rows| Case {
             dtype: DType::BF16,
             rows,
@@ -242,8 +257,8 @@ fn a_row_does_not_see_the_others() {
 /// Rows of the table of embeddings, and of learned positions, which are added.
 #[test]
 fn rows_of_tables() {
-    parallel(0..QuantFormat::ALL.len() as u64, |i| {
-        let format = QuantFormat::ALL[i as usize];
+    parallel(0..formats().len() as u64, |i| {
+        let format = formats()[i as usize];
         let (dtype, table_rows, k) = (DType::BF16, 37, 512);
         let case = Case {
             dtype,
@@ -280,7 +295,7 @@ fn scales_that_are_too_large_are_refused() {
     let case = Case {
         dtype: DType::BF16,
         rows: 1,
-        parts: vec![(QuantFormat::Q4_K, 16)],
+        parts: vec![(QuantFormat::Q4_K.into(), 16)],
         k: 256,
         bias: false,
         batch_invariant: false,
@@ -294,27 +309,54 @@ fn scales_that_are_too_large_are_refused() {
     assert!(error.contains("Q4_K") && error.contains("65504"), "{error}");
 }
 
+/// The kernels would read NaN as 480.
+#[test]
+fn fp8_that_is_no_number_is_refused() {
+    let case = Case {
+        dtype: DType::F16,
+        rows: 1,
+        parts: vec![(WeightFormat::Fp8, 16)],
+        k: 128,
+        bias: false,
+        batch_invariant: false,
+        seed: 1,
+    };
+    let good = case.stored().remove(0);
+    let block_bytes = WeightFormat::Fp8.block().1;
+    let (mut nan, mut infinite) = (good.clone(), good);
+    nan[3 * block_bytes + 5] = 0xff;
+    infinite[block_bytes - 4..block_bytes].copy_from_slice(&f32::INFINITY.to_le_bytes());
+    for bytes in [nan, infinite] {
+        let tensor = HostTensor { format: WeightFormat::Fp8, rows: 16, cols: 128, bytes: &bytes };
+        let error = case.backend(&device(0)).matrix(&[tensor], DType::F16).err().expect("no number").to_string();
+        assert!(error.contains("not a number or infinite: [16, 128] in FP8"), "{error}");
+    }
+}
+
 #[test]
 fn broken_kernels_are_noticed() {
     if !on_emulation() {
         return;
     }
-    let case = |format: QuantFormat, rows| Case {
+    let case = |format: WeightFormat, rows| Case {
         dtype: DType::BF16,
         rows,
         parts: vec![(format, 40)],
-        k: format.block_weights() * if format.block_weights() == 32 { 17 } else { 3 },
+        k: format.block().0 * if format.block().0 == 32 { 17 } else { 3 },
         bias: true,
         batch_invariant: false,
         seed: 9,
     };
-    let (four, six, eight) = (QuantFormat::Q4_0, QuantFormat::Q6_K, QuantFormat::Q8_0);
+    let [four, six, eight] = [QuantFormat::Q4_0, QuantFormat::Q6_K, QuantFormat::Q8_0].map(WeightFormat::from);
+    let fp8 = WeightFormat::Fp8;
     let header = "include/quantized.cuh";
     let breakages = [
         (case(four, 3), header, "scale * (1.0f / float(1 << 4 * i))", "scale"),
         (case(four, 3), header, "(i / 4 % 2 * 16)", "0"),
         (case(six, 3), header, "& ((1u << HIGH_BITS) - 1)) << 4", "& 1) << 4"),
         (case(eight, 3), header, "half * WARP_SIZE + lane) * 4", "lane) * 4"),
+        (case(fp8, 3), header, "(pair & 0x80008000u)", "0"),
+        (case(fp8, 3), header, "i % 4 == 0 ? 0x1404u : 0x3424u", "0x1404u"),
         (case(eight, 3), header, "lane % 4 * LANE_K / SCALE_GROUP", "0"),
         (case(four, 70), header, "is_inside ? from : 0", "0"),
         (case(four, 70), header, "const bool is_valid = n_tile < num_n_tiles;", "const bool is_valid = true;"),

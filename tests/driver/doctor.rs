@@ -8,6 +8,11 @@ use std::process::Command;
 /// `pagetide doctor --json` with the libraries of `folder`: exit status and report. `None` on a machine that has a
 /// driver of its own.
 fn doctor(folder: &Path, kind: &str) -> Option<(Option<i32>, Value)> {
+    doctor_of(folder, kind, &[])
+}
+
+/// [`doctor`] with more arguments.
+fn doctor_of(folder: &Path, kind: &str, arguments: &[&str]) -> Option<(Option<i32>, Value)> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pagetide"));
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("PAGETIDE_")) {
         command.env_remove(name);
@@ -15,6 +20,7 @@ fn doctor(folder: &Path, kind: &str) -> Option<(Option<i32>, Value)> {
     command.args(["doctor", "--json", "--device", kind, "--set"]);
     command.arg(format!("device.cuda_library_path={}", folder.display()));
     command.arg("--set").arg(format!("device.kernel_cache={}", folder.join("kernels").display()));
+    command.args(arguments);
     let output = command.output().expect("the binary runs");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
@@ -103,6 +109,22 @@ fn a_machine_with_everything() {
     assert_eq!(report["kernel_cache"]["kernels"], 2, "the files that were tried are kept");
     let path = report["cublaslt"]["path"].as_str().unwrap();
     assert!(path.starts_with(folder.path().to_str().unwrap()), "{path}");
+}
+
+#[test]
+fn fp8_weights_stay_on_a_gpu_and_are_converted_for_a_cpu() {
+    let folder = tempfile::tempdir().unwrap();
+    compile_all(folder.path());
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/quantized/ct-fp8");
+    let model = ["--model", model.to_str().unwrap(), "--set", "model.skip_tokenizer_init=true"];
+    let Some((_, report)) = doctor_of(folder.path(), "cuda", &model) else { return };
+    let text = |report: &Value, key: &str| report[key].as_str().unwrap_or_default().to_string();
+    assert!(text(&report, "weights").contains("FP8 12 matrices"), "{report}");
+    // Those whose rows are not whole blocks.
+    assert_eq!(text(&report, "conversions"), "compressed-tensors FP8 to bfloat16 (2 matrices)");
+    let (_, report) = doctor_of(folder.path(), "cpu", &model).unwrap();
+    assert!(!text(&report, "weights").contains("FP8"), "{report}");
+    assert_eq!(text(&report, "conversions"), "compressed-tensors FP8 to bfloat16 (14 matrices)");
 }
 
 #[test]

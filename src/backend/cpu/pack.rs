@@ -93,7 +93,7 @@ impl CpuMatrix {
             match part.format {
                 WeightFormat::Plain(from) if from == dtype => return Some(row.bytes),
                 WeightFormat::Plain(from) => panel::convert(row.bytes, from, dtype, space),
-                WeightFormat::Quantized(_) => {
+                WeightFormat::Quantized(_) | WeightFormat::Fp8 => {
                     let values: Vec<u8> = row.to_f32().into_iter().flat_map(f32::to_le_bytes).collect();
                     panel::convert(&values, DType::F32, dtype, space);
                 }

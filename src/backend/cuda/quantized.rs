@@ -4,7 +4,6 @@ use super::device::{Device, DeviceBuffer, DevicePtr, DeviceResult, KernelId, Mod
 use super::options::scalar_type;
 use super::upload::Uploader;
 use super::weight_tiles::{TILE_N, WeightTiles};
-use crate::quant::QuantFormat;
 use crate::{DType, HostTensor, WeightFormat};
 use pagetide_base::error::StartError;
 use std::cell::RefCell;
@@ -98,14 +97,13 @@ impl QuantizedModules {
         parts: &[HostTensor<'_>],
         uploader: &mut Uploader,
     ) -> Result<Option<Vec<QuantizedRows>>, StartError> {
-        let Some(formats) = self.formats(parts) else { return Ok(None) };
+        let Some(tiles) = self.tiles(parts) else { return Ok(None) };
         let mut rows: Vec<QuantizedRows> = Vec::new();
         let mut first = 0;
         while first < parts.len() {
-            let tiles = WeightTiles::of(formats[first]);
-            let same = formats[first..].iter().take_while(|format| WeightTiles::of(**format) == tiles).count();
+            let same = tiles[first..].iter().take_while(|kind| **kind == tiles[first]).count();
             let run = first..first + same;
-            rows.push(self.upload_rows(tiles, &parts[run.clone()], &formats[run.clone()], uploader)?);
+            rows.push(self.upload_rows(tiles[first], &parts[run.clone()], uploader)?);
             first = run.end;
         }
         Ok(Some(rows))
@@ -119,37 +117,33 @@ impl QuantizedModules {
         parts: &[HostTensor<'_>],
         uploader: &mut Uploader,
     ) -> Result<Option<QuantizedRows>, StartError> {
-        let Some(formats) = self.formats(parts) else { return Ok(None) };
-        let tiles = WeightTiles::of(formats[0]);
+        let Some(tiles) = self.tiles(parts) else { return Ok(None) };
         let rows: usize = parts.iter().map(|part| part.rows).sum();
         // So that the matrices of all experts are one matrix for the upload.
         let is_whole = (rows / count).is_multiple_of(TILE_N);
-        if !is_whole || formats.iter().any(|format| WeightTiles::of(*format) != tiles) {
+        if !is_whole || tiles.iter().any(|kind| *kind != tiles[0]) {
             return Ok(None);
         }
-        self.upload_rows(tiles, parts, &formats, uploader).map(Some)
+        self.upload_rows(tiles[0], parts, uploader).map(Some)
     }
 
-    fn formats(&self, parts: &[HostTensor<'_>]) -> Option<Vec<QuantFormat>> {
-        let format = |part: &HostTensor<'_>| match part.format {
-            WeightFormat::Quantized(format) => Some(format),
-            WeightFormat::Plain(_) => None,
-        };
-        if self.dtype == DType::F32 { None } else { parts.iter().map(format).collect() }
+    /// The kind of tiles of each part.
+    fn tiles(&self, parts: &[HostTensor<'_>]) -> Option<Vec<WeightTiles>> {
+        let tiles = |part: &HostTensor<'_>| WeightTiles::of_weights(part.format);
+        if self.dtype == DType::F32 { None } else { parts.iter().map(tiles).collect() }
     }
 
     fn upload_rows(
         &self,
         tiles: WeightTiles,
         parts: &[HostTensor<'_>],
-        formats: &[QuantFormat],
         uploader: &mut Uploader,
     ) -> Result<QuantizedRows, StartError> {
         let k = parts[0].cols;
-        let mut rows: Vec<(QuantFormat, &[u8])> = Vec::new();
-        for (part, format) in parts.iter().zip(formats) {
+        let mut rows: Vec<(WeightFormat, &[u8])> = Vec::new();
+        for part in parts {
             let row_bytes = part.bytes.len() / part.rows;
-            rows.extend(part.bytes.chunks_exact(row_bytes).map(|row| (*format, row)));
+            rows.extend(part.bytes.chunks_exact(row_bytes).map(|row| (part.format, row)));
         }
         let is_finite = AtomicBool::new(true);
         let pack = |piece: usize, out: &mut [u8]| {
@@ -159,10 +153,11 @@ impl QuantizedModules {
         let (n, row_bytes) = (rows.len(), tiles.row_bytes(k));
         let buffer = uploader.upload_pieces(n.div_ceil(TILE_N), row_bytes, &pack)?;
         if !is_finite.into_inner() {
-            return Err(StartError::new(format!(
-                "a scale of a matrix [{n}, {k}] in {} is not finite in float16, whose largest number is 65504",
-                formats[0]
-            )));
+            let problem = match parts[0].format {
+                WeightFormat::Fp8 => "a weight of a matrix is not a number or infinite",
+                _ => "a scale of a matrix is not finite in float16, whose largest number is 65504",
+            };
+            return Err(StartError::new(format!("{problem}: [{n}, {k}] in {}", parts[0].format)));
         }
         Ok(QuantizedRows { kernels: self.kernels(tiles)?, buffer, n })
     }

@@ -124,7 +124,7 @@ impl Uploader {
         let out = unsafe { &mut staging.as_mut_slice()[..bytes] };
         match from {
             WeightFormat::Plain(from) => convert(chunk, from, dtype, out),
-            WeightFormat::Quantized(_) => {
+            WeightFormat::Quantized(_) | WeightFormat::Fp8 => {
                 let values: Vec<u8> = from.to_f32(chunk).into_iter().flat_map(f32::to_le_bytes).collect();
                 convert(&values, DType::F32, dtype, out);
             }
@@ -136,7 +136,7 @@ impl Uploader {
 
 /// Uploads the parts of a matrix as `dtype`, and says so if some of them are quantised.
 pub(super) fn converted(uploader: &mut Uploader, parts: &[HostTensor<'_>], dtype: DType) -> DeviceResult<DeviceBuffer> {
-    if let Some(part) = parts.iter().find(|part| matches!(part.format, WeightFormat::Quantized(_))) {
+    if let Some(part) = parts.iter().find(|part| !matches!(part.format, WeightFormat::Plain(_))) {
         let (rows, cols) = (parts.iter().map(|part| part.rows).sum::<usize>(), part.cols);
         tracing::info!("a matrix [{rows}, {cols}] in {} is converted to {}", part.format, dtype.name());
     }

@@ -87,7 +87,7 @@ pub fn check(
     if target != LoadTarget::Nowhere {
         let batched_tokens = options.batched_tokens;
         let max_rows = if target == LoadTarget::Gpu { batched_tokens.gpu } else { batched_tokens.cpu };
-        let backend = DryBackend::default();
+        let backend = DryBackend::new(target == LoadTarget::Gpu);
         let checkpoint = checkpoint(options, files, spec)?;
         // The load itself warns about unused tensors.
         let decoder = with_default(NoSubscriber::default(), || {

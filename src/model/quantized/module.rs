@@ -3,6 +3,7 @@
 use super::pieces::ModulePieces;
 use super::scheme::ScaleSpan;
 use half::{bf16, f16};
+use pagetide_backend::fp8::{self, E4M3_VALUES, FP8_BLOCK_BYTES, FP8_BLOCK_WEIGHTS};
 use pagetide_backend::quant::QuantFormat;
 use pagetide_backend::{DType, HostTensor, WeightFormat};
 use pagetide_base::error::StartError;
@@ -106,27 +107,6 @@ fn unpack_all(word: u32, bits: u32) -> u64 {
 
 /// Where AWQ puts the number of each of eight rows.
 const AWQ_PLACES: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
-
-/// The value of a byte in E4M3, which has no infinities.
-const fn e4m3(byte: u8) -> f32 {
-    let (exponent, mantissa) = ((byte >> 3 & 15) as u32, (byte & 7) as u32);
-    let size = match (exponent, mantissa) {
-        (15, 7) => f32::NAN,
-        (0, _) => mantissa as f32 / 512.0,
-        _ => f32::from_bits((exponent + 120) << 23 | mantissa << 20),
-    };
-    if byte < 128 { size } else { -size }
-}
-
-const E4M3_VALUES: [f32; 256] = {
-    let mut values = [0.0; 256];
-    let mut byte = 0;
-    while byte < 256 {
-        values[byte] = e4m3(byte as u8);
-        byte += 1;
-    }
-    values
-};
 
 impl Codes<'_> {
     /// Bits of a code; `None` for floats.
@@ -239,6 +219,18 @@ impl<'c> QuantModule<'c> {
         self
     }
 
+    /// Keeps E4M3 as it is, if blocks of [`FP8_BLOCK_WEIGHTS`] can hold the weights.
+    pub fn keep_fp8(mut self) -> Self {
+        let span_cols = self.parts.span.sizes([self.rows, self.cols])[1];
+        let fits_blocks = self.cols.is_multiple_of(FP8_BLOCK_WEIGHTS)
+            && (span_cols.is_multiple_of(FP8_BLOCK_WEIGHTS) || span_cols >= self.cols)
+            && self.group_of.is_none();
+        if matches!(self.parts.codes, Codes::Floats(_)) && fits_blocks {
+            self.format = WeightFormat::Fp8;
+        }
+        self
+    }
+
     /// The full names of the stored tensors.
     pub fn tensors(&self) -> &[String] {
         &self.tensors
@@ -335,10 +327,11 @@ impl<'c> QuantModule<'c> {
     /// Converts the rows from `first` on into `out`.
     fn convert_rows(&self, grid: &ScaleGrid, first: usize, out: &mut [u8]) {
         let row_bytes = self.row_bytes();
-        let mut codes = [0; BLOCK];
+        let step = if self.format == WeightFormat::Fp8 { FP8_BLOCK_WEIGHTS } else { BLOCK };
+        let mut codes = [0; FP8_BLOCK_WEIGHTS];
         for (tile, rows) in out.chunks_mut(TILE_ROWS * row_bytes).enumerate() {
-            for col in (0..self.cols).step_by(BLOCK) {
-                let codes = &mut codes[..BLOCK.min(self.cols - col)];
+            for col in (0..self.cols).step_by(step) {
+                let codes = &mut codes[..step.min(self.cols - col)];
                 for (index, row_out) in rows.chunks_exact_mut(row_bytes).enumerate() {
                     let row = first + tile * TILE_ROWS + index;
                     self.parts.codes.read([self.rows, self.cols], row, col, codes);
@@ -352,6 +345,10 @@ impl<'c> QuantModule<'c> {
                             let at = line + self.group(col).0;
                             let block = &mut row_out[col / BLOCK * format.block_bytes()..][..format.block_bytes()];
                             write_block(format, grid.scales[at], grid.zeros[at], codes, block);
+                        }
+                        WeightFormat::Fp8 => {
+                            let block = &mut row_out[col / FP8_BLOCK_WEIGHTS * FP8_BLOCK_BYTES..][..FP8_BLOCK_BYTES];
+                            fp8::write_block(grid.scales[line + self.group(col).0], codes, block);
                         }
                     }
                 }

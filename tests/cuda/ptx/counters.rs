@@ -11,7 +11,7 @@ use crate::support::{options, root};
 use pagetide::backend::cuda::device::{Device, DeviceInfo, ModuleSource};
 use pagetide::backend::cuda::{CudaOptions, WeightTiles, module_sources, quantized};
 use pagetide::backend::quant::QuantFormat;
-use pagetide::backend::{DType, KvLayout};
+use pagetide::backend::{DType, KvLayout, WeightFormat};
 use ptx_interpreter::counters::{Counters, InstructionCounts};
 use ptx_interpreter::program::Op;
 use ptx_interpreter::report::{DEVICES, RooflineTimes};
@@ -167,16 +167,19 @@ fn expected_kernels() -> Vec<ExpectedKernel> {
         let launches = counted(|device| attend(device, (4, 1, 128), seq));
         ExpectedKernel { kernel, shape, counts: last(&launches, kernel).total(), times }
     };
-    let product = |kernel, shape, format, (rows, n, k), times| {
+    let product = |kernel, shape, format: WeightFormat, (rows, n, k), times| {
         let launches = counted(|device| multiply(device, format, (rows, n, k)));
         ExpectedKernel { kernel, shape, counts: last(&launches, kernel).total(), times }
     };
+    let [q4_0, q8_0] = [QuantFormat::Q4_0, QuantFormat::Q8_0].map(WeightFormat::from);
     vec![
         attention("attention_decode", "64 sequences of 512 tokens, 32 heads of 128, 8 KV heads", (511, 1), 64 * 8),
         attention("attention_prefill", "a prompt of 512 tokens, 32 heads of 128, 8 KV heads", (0, 512), 8),
-        product("quantized_product_few", "Q4_0, 8 rows, 4096 x 4096", QuantFormat::Q4_0, (8, 256, 1024), 64),
-        product("quantized_product_few", "Q8_0, 8 rows, 4096 x 4096", QuantFormat::Q8_0, (8, 256, 1024), 64),
-        product("quantized_product", "Q4_0, 512 rows, 4096 x 4096", QuantFormat::Q4_0, (64, 256, 1024), 512),
+        product("quantized_product_few", "Q4_0, 8 rows, 4096 x 4096", q4_0, (8, 256, 1024), 64),
+        product("quantized_product_few", "Q8_0, 8 rows, 4096 x 4096", q8_0, (8, 256, 1024), 64),
+        product("quantized_product_few", "FP8, 8 rows, 4096 x 4096", WeightFormat::Fp8, (8, 256, 1024), 64),
+        product("quantized_product", "Q4_0, 512 rows, 4096 x 4096", q4_0, (64, 256, 1024), 512),
+        product("quantized_product", "FP8, 512 rows, 4096 x 4096", WeightFormat::Fp8, (64, 256, 1024), 512),
     ]
 }
 

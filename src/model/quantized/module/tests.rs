@@ -1,14 +1,51 @@
 use super::*;
 
+/// A matrix of E4M3 with a scale for each span.
+fn of_floats<'c>(codes: &'c [u8], scales: &'c [u8], [rows, cols]: [usize; 2], span: ScaleSpan) -> QuantModule<'c> {
+    let [span_rows, span_cols] = span.sizes([rows, cols]);
+    let (lines, groups) = (rows.div_ceil(span_rows), cols.div_ceil(span_cols));
+    let scales =
+        HostTensor { format: DType::F32.into(), rows: lines, cols: groups, bytes: &scales[..lines * groups * 4] };
+    let parts = ModuleParts {
+        stored_as: "FP8".into(),
+        codes: Codes::Floats(&codes[..rows * cols]),
+        scales,
+        is_turned: false,
+        zeros: None,
+        symmetric: true,
+        span,
+        g_idx: None,
+    };
+    let (name, tensors) = (String::new(), Vec::new());
+    QuantModule { name, tensors, parts, rows, cols, group_of: None, format: DType::F32.into() }.held_in(DType::F32)
+}
+
+/// Where blocks of 64 columns have one scale, FP8 that is kept stands for the same weights as converted FP8.
 #[test]
-fn e4m3_is_decoded_as_in_its_specification() {
-    let values = [(0x00, 0.0), (0x01, 2f32.powi(-9)), (0x07, 7.0 / 512.0), (0x08, 2f32.powi(-6)), (0x38, 1.0)];
-    for (byte, value) in values.into_iter().chain([(0x3c, 1.5), (0x7e, 448.0)]) {
-        assert_eq!(E4M3_VALUES[byte], value, "{byte:#x}");
-        assert_eq!(E4M3_VALUES[byte + 128], -value, "{byte:#x} with a sign");
+fn fp8_is_kept_with_any_scales_that_its_blocks_can_have() {
+    let codes: Vec<u8> = (0..7 * 320u32).map(|i| (i * 89 % 251) as u8).filter(|code| code & 0x7f != 0x7f).collect();
+    let scales: Vec<u8> = (0..40u32).flat_map(|i| ((i + 1) as f32 * 0.0371).to_le_bytes()).collect();
+    let cases = [
+        (ScaleSpan::Tensor, [6, 320], true),
+        (ScaleSpan::Channel, [6, 192], true),
+        (ScaleSpan::Block([4, 128]), [6, 320], true),
+        (ScaleSpan::Block([3, 192]), [6, 128], true),
+        (ScaleSpan::Group(64), [5, 128], true),
+        (ScaleSpan::Group(32), [5, 128], false),
+        (ScaleSpan::Block([4, 96]), [5, 192], false),
+        (ScaleSpan::Tensor, [6, 96], false),
+    ];
+    for (span, [rows, cols], is_kept) in cases {
+        let module = || of_floats(&codes, &scales, [rows, cols], span);
+        let (converted, kept) = (module(), module().keep_fp8());
+        assert_eq!(kept.format() == WeightFormat::Fp8, is_kept, "{span:?} of {rows} x {cols}");
+        let weights = |module: &QuantModule<'_>| {
+            let bytes = module.convert().unwrap();
+            assert_eq!(bytes.len(), module.held_bytes());
+            HostTensor { format: module.format(), rows, cols, bytes: &bytes }.to_f32()
+        };
+        assert_eq!(weights(&kept), weights(&converted), "{span:?} of {rows} x {cols}");
     }
-    assert!(E4M3_VALUES[0x7f].is_nan() && E4M3_VALUES[0xff].is_nan());
-    assert_eq!(E4M3_VALUES.iter().filter(|value| value.is_nan()).count(), 2);
 }
 
 fn bytes(words: &[u32]) -> Vec<u8> {
