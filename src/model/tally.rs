@@ -56,7 +56,7 @@ impl WeightTally {
 
     /// Whether any matrix is quantised.
     pub fn has_quantized(&self) -> bool {
-        self.formats.keys().any(|format| matches!(format, WeightFormat::Quantized(_)))
+        self.formats.keys().any(|format| !matches!(format, WeightFormat::Plain(_)))
     }
 
     /// The formats of the quantised matrices, in ggml's order.
@@ -98,6 +98,9 @@ mod tests {
         assert!(tally.is_empty() && tally.on_gpu(DType::F16).is_empty() && tally.to_string().is_empty());
         tally.add(DType::BF16.into(), 1024, 1024);
         assert!(!tally.has_quantized());
+        let mut fp8 = tally.clone();
+        fp8.add(WeightFormat::Fp8, 64, 64);
+        assert!(fp8.has_quantized());
         for _ in 0..3 {
             tally.add(WeightFormat::Quantized(QuantFormat::Q8_0), 1024, 2048);
         }

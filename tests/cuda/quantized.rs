@@ -355,6 +355,7 @@ fn broken_kernels_are_noticed() {
         (case(four, 3), header, "(i / 4 % 2 * 16)", "0"),
         (case(six, 3), header, "& ((1u << HIGH_BITS) - 1)) << 4", "& 1) << 4"),
         (case(eight, 3), header, "half * WARP_SIZE + lane) * 4", "lane) * 4"),
+        (case(fp8, 3), header, "scales) * 256.0f", "scales) * 128.0f"),
         (case(fp8, 3), header, "(pair & 0x80008000u)", "0"),
         (case(fp8, 3), header, "i % 4 == 0 ? 0x1404u : 0x3424u", "0x1404u"),
         (case(eight, 3), header, "lane % 4 * LANE_K / SCALE_GROUP", "0"),
