@@ -6,15 +6,16 @@
 
 struct AttentionParams {
     const BatchHeader* batch;
-    const scalar* qkv;   // [rows, QKV_COLS]
+    const scalar* qkv;       // [rows, QKV_COLS]
     const kv_element* pool;  // the KV blocks
-    scalar* out;         // [rows, NUM_HEADS * HEAD_DIM]
-    float* partials;     // not used
+    scalar* out;             // [rows, NUM_HEADS * HEAD_DIM]
+    float* partials;         // not used
+    uint32_t* arrivals;      // not used
     uint32_t layer;
-    uint32_t window;     // tokens that a token sees, itself included; 0: all before it
-    uint32_t partitions; // 1
-    float scale_log2;    // factor on q·k, times log2(e): exponentials are powers of two
-    float cap_scale;     // with SOFTCAP: scores are tanh(q·k * cap_scale) first
+    uint32_t window;   // tokens that a token sees, itself included; 0: all before it
+    uint32_t list;     // index of the work list
+    float scale_log2;  // factor on q·k, times log2(e): exponentials are powers of two
+    float cap_scale;   // with SOFTCAP: scores are tanh(q·k * cap_scale) first
 };
 
 constexpr int WARPS = 4;
@@ -49,18 +50,19 @@ __device__ __forceinline__ KvVector vector_of(const kv_element* head, const uint
     return {part + slot * HEAD_DIM, scale};
 }
 
-// Tiles are single tokens. grid: (prefill_tiles, NUM_HEADS / WARPS); dynamic shared memory: WARPS * HEAD_DIM floats
+// Items are single tokens with all of their keys. grid: (items of the list, NUM_HEADS / WARPS); dynamic shared memory:
+// WARPS * HEAD_DIM floats
 KERNEL_OCCUPANCY(WARPS * WARP_SIZE, 4, attention_rows, AttentionParams) {
     const uint32_t warp = threadIdx.x / WARP_SIZE, lane = threadIdx.x % WARP_SIZE;
     const uint32_t head = blockIdx.y * WARPS + warp;
-    if (blockIdx.x >= p.batch->num_prefill_tiles || head >= NUM_HEADS) {
+    const AttentionList list = attention_list(p.batch, p.list);
+    if (blockIdx.x >= list.num_items || head >= NUM_HEADS) {
         return;
     }
-    const TileEntry tile = batch_tiles(p.batch)[blockIdx.x];
-    const SeqEntry seq = batch_seqs(p.batch)[tile.seq];
-    const uint32_t* table = batch_words(p.batch, p.batch->block_tables) + seq.first_block;
-    const uint64_t row = seq.first_row + tile.first_row;
-    const uint32_t position = seq.num_computed + tile.first_row;
+    const AttentionItem& item = attention_item(p.batch, list.first_item + blockIdx.x);
+    const uint32_t* table = batch_words(p.batch, p.batch->block_tables) + item.first_block;
+    const uint64_t row = item.first_row;
+    const uint32_t position = item.first_position;
     const uint32_t seen_from = p.window == 0 || position < p.window ? 0 : position + 1 - p.window;
     const kv_element* k_head = p.pool + head_offset(0, p.layer, 0, head / GROUP);
     const kv_element* v_head = p.pool + head_offset(0, p.layer, 1, head / GROUP);

@@ -2,7 +2,7 @@
 //! machine. This needs no GPU and no driver, only NVRTC. It is taken from `PAGETIDE_TEST_NVRTC`, the folder of
 //! `libnvrtc.so`, or from where the program looks. `scripts/compile-kernels.sh` gets NVRTC and nvcc from pip.
 
-use pagetide_backend::cuda::attention::{TileShape, merge_shared_bytes, simple_shared_bytes};
+use pagetide_backend::cuda::attention::{TileShape, simple_shared_bytes};
 use pagetide_backend::cuda::device::{DeviceError, DeviceInfo, ModuleSource};
 use pagetide_backend::cuda::driver::{DriverOptions, NEWEST_CUDA, compiler, open_nvrtc};
 use pagetide_backend::cuda::experts::{PRODUCT_SHARED_BYTES, routing_shared_bytes};
@@ -53,6 +53,7 @@ fn options(dtype: DType, head_dim: usize, group: usize, block_size: usize) -> Cu
         // Like Gemma 2, which has heads of these sizes.
         softcap: head_dim >= 128 && group == 1,
         experts: true,
+        windows: vec![None],
     }
 }
 
@@ -119,7 +120,6 @@ fn add(all: &mut Vec<Specialisation>, arch: &str, options: &CudaOptions, info: &
             ("attention.cu", Some(shape)) => vec![
                 ("attention_prefill", shape.prefill_shared_bytes()),
                 ("attention_decode", shape.decode_shared_bytes()),
-                ("attention_merge", merge_shared_bytes(head_dim)),
             ],
             ("attention_rows.cu", _) => vec![("attention_rows", simple_shared_bytes(head_dim))],
             ("experts.cu", shape) => {

@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <deque>
 #include <memory>
+#include <numeric>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -366,8 +368,14 @@ int run(const Launch& launch, int max_threads, size_t params_bytes, void (*kerne
     const Order order = static_cast<Order>(launch.order);
     runner->grid_dim = dim3(launch.grid[0], launch.grid[1], launch.grid[2]);
     runner->block_dim = dim3(launch.threads);
-    for (uint64_t n = 0; n < num_blocks; n++) {
-        const uint64_t i = order == Order::LastReady ? num_blocks - 1 - n : n;
+    std::vector<uint64_t> blocks(num_blocks);
+    std::iota(blocks.begin(), blocks.end(), 0);
+    if (order == Order::LastReady) {
+        std::reverse(blocks.begin(), blocks.end());
+    } else if (order == Order::Random) {
+        std::shuffle(blocks.begin(), blocks.end(), std::mt19937_64(launch.seed));
+    }
+    for (const uint64_t i : blocks) {
         runner->block_index = {unsigned(i % launch.grid[0]), unsigned(i / launch.grid[0] % launch.grid[1]),
                                unsigned(i / launch.grid[0] / launch.grid[1])};
         if (!runner->run(static_cast<int>(launch.threads), launch.shared_bytes, order, launch.seed + i, kernel, params)) {

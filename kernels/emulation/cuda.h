@@ -127,6 +127,11 @@ template <class T> inline T atomicAdd(T* at, T value) {
     *at = static_cast<T>(old + value);
     return old;
 }
+inline unsigned atomicInc(unsigned* at, unsigned last) {
+    const unsigned old = *at;
+    *at = old >= last ? 0 : old + 1;
+    return old;
+}
 template <class T> inline T atomicMax(T* at, T value) {
     const T old = *at;
     *at = old < value ? value : old;

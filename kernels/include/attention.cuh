@@ -11,16 +11,53 @@ static_assert(HEAD_DIM % 16 == 0 && sizeof(scalar) == 2, "what tensor cores mult
 
 struct AttentionParams {
     const BatchHeader* batch;
-    const scalar* qkv;   // [rows, QKV_COLS]
+    const scalar* qkv;       // [rows, QKV_COLS]
     const kv_element* pool;  // the KV blocks
-    scalar* out;         // [rows, NUM_HEADS * HEAD_DIM]
-    float* partials;     // [decode seqs][NUM_HEADS][partitions][PARTIAL_STRIDE], if there are several partitions
+    scalar* out;             // [rows, NUM_HEADS * HEAD_DIM]
+    float* partials;         // results of chunks: see attention_merge.cuh
+    uint32_t* arrivals;      // how many of them are there
     uint32_t layer;
-    uint32_t window;     // tokens that a token sees, itself included; 0: all before it
-    uint32_t partitions;
-    float scale_log2;    // factor on q·k, times log2(e): exponentials are powers of two
-    float cap_scale;     // with SOFTCAP: scores are tanh(q·k * cap_scale) first
+    uint32_t window;   // tokens that a token sees, itself included; 0: all before it
+    uint32_t list;     // index of the work list
+    float scale_log2;  // factor on q·k, times log2(e): exponentials are powers of two
+    float cap_scale;   // with SOFTCAP: scores are tanh(q·k * cap_scale) first
 };
+
+constexpr int WARPS = 4;
+constexpr int THREADS = WARPS * WARP_SIZE;
+
+// How the query rows of `ROWS` rows of a matrix are arranged: TOKENS tokens of HEADS heads each. The host plans with
+// the same TOKENS.
+template <int ROWS> struct Tiling {
+    static constexpr int HEADS = GROUP < ROWS ? GROUP : ROWS;
+    static constexpr int TOKENS = ROWS / HEADS;
+    static constexpr int TILES_PER_GROUP = (GROUP + HEADS - 1) / HEADS;
+    // Parts of all heads: thread blocks of an item of the work list.
+    static constexpr int HEAD_TILES = NUM_KV_HEADS * TILES_PER_GROUP;
+};
+
+// What a thread block works on: an item of the work list, for some heads.
+struct AttentionUnit {
+    AttentionItem item;
+    uint32_t head_tile;
+    uint32_t kv_head, first_head, num_heads;
+};
+
+// Unit `index` of a list. The heads of an item are next to each other.
+template <int ROWS>
+__device__ __forceinline__ AttentionUnit attention_unit(const AttentionParams& p, const AttentionList& list,
+                                                        uint32_t index) {
+    using Tile = Tiling<ROWS>;
+    const uint32_t head_tile = index % Tile::HEAD_TILES, kv_head = head_tile / Tile::TILES_PER_GROUP;
+    const uint32_t head_in_group = head_tile % Tile::TILES_PER_GROUP * Tile::HEADS;
+    return {
+        attention_item(p.batch, list.first_item + index / Tile::HEAD_TILES),
+        head_tile,
+        kv_head,
+        kv_head * GROUP + head_in_group,
+        min(uint32_t(Tile::HEADS), GROUP - head_in_group),
+    };
+}
 
 // Elements from one row to the next in shared memory: an odd number of 16-byte chunks, so that eight rows of a matrix
 // are in different banks.
@@ -52,7 +89,7 @@ template <int TOKENS> constexpr int LOADED_SIZE = TOKENS * ROW_STRIDE;
 
 // Starts to copy `TOKENS` tokens with `THREADS` threads, starting at `first`, which is a multiple of `TOKENS` and below
 // `end`. Elements of tokens from `end` on are zeros.
-template <int TOKENS, int THREADS>
+template <int TOKENS, int THREADS, int UNROLL = 4>
 __device__ __forceinline__ void load_tokens(kv_element* shared, const kv_element* head, const uint32_t* table,
                                             uint32_t first, uint32_t end, int thread) {
     constexpr int CHUNK = VEC<kv_element>, ROW_CHUNKS = HEAD_DIM / CHUNK;
@@ -63,7 +100,7 @@ __device__ __forceinline__ void load_tokens(kv_element* shared, const kv_element
     const auto block_of = [=](uint32_t position) -> uint32_t {
         return IN_ONE_BLOCK ? block_of_all : position < end ? table[position / BLOCK_SIZE] : 0;
     };
-#pragma unroll 4
+#pragma unroll UNROLL
     for (int i = 0; i < (COPIES + THREADS - 1) / THREADS; i++) {
         const int copy = i * THREADS + thread;
         if (COPIES % THREADS == 0 || copy < COPIES) {
@@ -82,6 +119,38 @@ __device__ __forceinline__ void load_tokens(kv_element* shared, const kv_element
         copy_async(shared + TOKENS * HEAD_DIM + thread * 16, from, position < end);
     }
 #endif
+}
+
+// Starts to copy a unit's query rows to [ROWS][ROW_STRIDE]. Rows without a token or a head are zeros.
+template <int ROWS>
+__device__ __forceinline__ void load_queries(scalar* q, const AttentionParams& p, const AttentionUnit& unit) {
+    for (int copy = threadIdx.x; copy < ROWS * CHUNKS; copy += THREADS) {
+        const uint32_t row = copy / CHUNKS, column = copy % CHUNKS * 8;
+        const uint32_t token = row / Tiling<ROWS>::HEADS, head = row % Tiling<ROWS>::HEADS;
+        const bool valid = token < unit.item.num_tokens && head < unit.num_heads;
+        const uint64_t start = uint64_t(unit.item.first_row + token) * QKV_COLS + (unit.first_head + head) * HEAD_DIM;
+        copy_async(q + row * ROW_STRIDE + column, p.qkv + (valid ? start : 0) + column, valid);
+    }
+}
+
+// The keys that two rows of a tile see: row i sees [from[i], to[i]).
+struct VisibleKeys {
+    uint32_t from[2], to[2];
+};
+
+// Those of rows `row` and `row + 8`.
+template <int ROWS>
+__device__ __forceinline__ VisibleKeys visible_keys(const AttentionParams& p, const AttentionItem& item, uint32_t row) {
+    VisibleKeys keys;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const uint32_t token = (row + half * 8) / Tiling<ROWS>::HEADS;
+        // Rows without a token see what the first one sees.
+        const uint32_t position = item.first_position + (token < item.num_tokens ? token : 0);
+        keys.from[half] = first_visible(p, position);
+        keys.to[half] = position + 1;
+    }
+    return keys;
 }
 
 // Makes the tile of elements, [TOKENS][ROW_STRIDE], of loaded codes: each code times its scale, rounded to `scalar` as
@@ -177,57 +246,85 @@ struct SoftmaxRows {
     float sum[2] = {0.0f, 0.0f};
 };
 
-// Excludes what a row does not see: row i sees [from[i], to[i]).
+// Excludes what a row does not see.
 template <int TOKENS>
-__device__ __forceinline__ void mask_scores(float (&s)[TOKENS / 8][4], uint32_t first, const uint32_t (&from)[2],
-                                            const uint32_t (&to)[2]) {
+__device__ __forceinline__ void mask_scores(float (&s)[TOKENS / 8][4], uint32_t first, const VisibleKeys& keys) {
     const uint32_t column = first + threadIdx.x % 4 * 2;
 #pragma unroll
     for (int n = 0; n < TOKENS / 8; n++) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const uint32_t position = column + n * 8 + i % 2;
-            if (position < from[i / 2] || position >= to[i / 2]) {
+            if (position < keys.from[i / 2] || position >= keys.to[i / 2]) {
                 s[n][i] = -INFINITY;
             }
         }
     }
 }
 
-// Turns scores into weights, and scales the sums so far to the new maximum. A row that has seen no token has maximum
-// -inf and weights 0.
+// The steps of the softmax. Both kernels are made of these and take tiles of the same KV_TILE tokens, slices of 16
+// tokens of them and chunks in the same order. So a row has the same bits whichever of them computes it. Where the
+// compiler could fuse a product with a sum in one kernel and not in the other, the text says which.
+
+// The largest of `max` and of a row's scores.
+template <int TOKENS>
+__device__ __forceinline__ float max_of_row(float max, const float (&s)[TOKENS / 8][4], int half) {
+#pragma unroll
+    for (int n = 0; n < TOKENS / 8; n++) {
+        max = fmaxf(max, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
+    }
+    max = fmaxf(max, __shfl_xor_sync(FULL_WARP, max, 1));
+    return fmaxf(max, __shfl_xor_sync(FULL_WARP, max, 2));
+}
+
+// How a row's sums so far are scaled, and what is subtracted from its scores.
+struct RowScaling {
+    float factor;
+    float base;
+};
+
+// Moves a row's maximum. A row that has seen no token has maximum -inf and weights 0.
+__device__ __forceinline__ RowScaling move_max(SoftmaxRows& rows, int half, float max, float scale_log2) {
+    const float seen = max == -INFINITY ? 0.0f : max;
+    // Exactly 1 if the maximum stays. The difference of two products would not be 0 where one of them is fused with the
+    // subtraction, and the sums would drift with each tile.
+    const float factor = exp2_approx((rows.max[half] - seen) * scale_log2);
+    rows.max[half] = max;
+    return {factor, __fmul_rn(seen, scale_log2)};
+}
+
+// Turns a row's scores of a slice into weights. Returns their sum.
+__device__ __forceinline__ float weigh_slice(float (&left)[4], float (&right)[4], int half, float base,
+                                             float scale_log2) {
+    float& a = left[2 * half];
+    float& b = left[2 * half + 1];
+    float& c = right[2 * half];
+    float& d = right[2 * half + 1];
+    a = exp2_approx(__fmaf_rn(a, scale_log2, -base));
+    b = exp2_approx(__fmaf_rn(b, scale_log2, -base));
+    c = exp2_approx(__fmaf_rn(c, scale_log2, -base));
+    d = exp2_approx(__fmaf_rn(d, scale_log2, -base));
+    return a + b + c + d;
+}
+
+// The softmax of a tile: turns scores into weights, and scales the sums so far to the new maximum.
 template <int TOKENS>
 __device__ __forceinline__ void softmax(float (&s)[TOKENS / 8][4], SoftmaxRows& rows, float (&o)[HEAD_DIM / 8][4],
                                         float scale_log2) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        float max = rows.max[half];
+        const float max = max_of_row<TOKENS>(rows.max[half], s, half);
+        const RowScaling scaling = move_max(rows, half, max, scale_log2);
+        float sum = weigh_slice(s[0], s[1], half, scaling.base, scale_log2);
 #pragma unroll
-        for (int n = 0; n < TOKENS / 8; n++) {
-            max = fmaxf(max, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
+        for (int n = 2; n < TOKENS / 8; n += 2) {
+            sum += weigh_slice(s[n], s[n + 1], half, scaling.base, scale_log2);
         }
-        max = fmaxf(max, __shfl_xor_sync(FULL_WARP, max, 1));
-        max = fmaxf(max, __shfl_xor_sync(FULL_WARP, max, 2));
-        const float seen = max == -INFINITY ? 0.0f : max;
-        const float base = seen * scale_log2;
-        // Exactly 1 if the maximum stays. The difference of two products would not be 0 where one of them is fused with
-        // the subtraction, and the sums would drift with each tile.
-        const float factor = exp2_approx((rows.max[half] - seen) * scale_log2);
-        rows.max[half] = max;
-        float sum = rows.sum[half] * factor;
-#pragma unroll
-        for (int n = 0; n < TOKENS / 8; n++) {
-#pragma unroll
-            for (int i = 2 * half; i < 2 * half + 2; i++) {
-                s[n][i] = exp2_approx(s[n][i] * scale_log2 - base);
-                sum += s[n][i];
-            }
-        }
-        rows.sum[half] = sum;
+        rows.sum[half] = __fmaf_rn(rows.sum[half], scaling.factor, sum);
 #pragma unroll
         for (int n = 0; n < HEAD_DIM / 8; n++) {
-            o[n][2 * half] *= factor;
-            o[n][2 * half + 1] *= factor;
+            o[n][2 * half] *= scaling.factor;
+            o[n][2 * half + 1] *= scaling.factor;
         }
     }
 }

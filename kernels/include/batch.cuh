@@ -4,40 +4,49 @@
 #include "types.cuh"
 
 // Arrays follow the header. Their fields here are offsets from the header's start, in 32-bit words. A graph is replayed
-// with the grid of the largest batch that it was recorded for, and rows and sequences beyond the counts have no work.
+// with the grid of the largest batch that it was recorded for, and rows beyond the counts have no work.
 struct BatchHeader {
     uint32_t num_rows;
-    uint32_t num_seqs;
     // Rows whose logits are wanted.
     uint32_t num_logit_rows;
-    uint32_t tokens;         // [num_rows] token id, unless `token_sources` has one
-    uint32_t token_sources;  // [num_rows] NONE, or the index of the token in `sampled` (of the previous step)
-    uint32_t positions;      // [num_rows] position in the sequence
-    uint32_t slots;          // [num_rows] block * block_size + offset, where K and V go
-    uint32_t seqs;           // [num_seqs] struct SeqEntry
-    uint32_t block_tables;   // of all sequences, concatenated
-    uint32_t logit_rows;     // [num_logit_rows] rows of the batch
-    uint32_t decode_seqs;    // [num_decode_seqs] indices in `seqs` of the sequences with one row
-    uint32_t num_decode_seqs;
-    uint32_t prefill_tiles;  // [num_prefill_tiles] struct TileEntry
-    uint32_t num_prefill_tiles;
-    uint32_t padding[2];
+    uint32_t tokens;           // [num_rows] token id, unless `token_sources` has one
+    uint32_t token_sources;    // [num_rows] NONE, or the index of the token in `sampled` (of the previous step)
+    uint32_t positions;        // [num_rows] position in the sequence
+    uint32_t slots;            // [num_rows] block * block_size + offset, where K and V go
+    uint32_t block_tables;     // of all sequences, concatenated
+    uint32_t logit_rows;       // [num_logit_rows] rows of the batch
+    uint32_t attention_lists;  // struct AttentionList, one for each launch of an attention kernel in a layer
+    uint32_t attention_items;  // struct AttentionItem, those of a list behind each other
+    uint32_t padding[6];
 };
 
-struct SeqEntry {
+struct AttentionList {
+    // In `attention_items`.
+    uint32_t first_item;
+    uint32_t num_items;
+};
+
+// The work list of attention has an item for each tile of query rows and chunk of keys (a sequence's positions), the
+// ones with the most keys first. Every KV head has the same items. `src/backend/cuda/attention/work_list.rs` makes
+// them.
+struct AttentionItem {
+    // The tile's tokens are neighbouring rows of the batch, of one sequence.
     uint32_t first_row;
-    uint32_t num_rows;
-    // Tokens whose K and V were in the cache before this step; the first row has this position.
-    uint32_t num_computed;
-    // Index in `block_tables`.
+    uint32_t num_tokens;
+    uint32_t first_position;
+    // Of the sequence, in `block_tables`.
     uint32_t first_block;
-};
-
-// Query rows of one sequence that one thread block of the prefill kernel computes.
-struct TileEntry {
-    uint32_t seq;
-    // Counted from the sequence's first row.
-    uint32_t first_row;
+    // The chunk's keys that the tile's tokens see; the first is a multiple of KV_TILE. One token need not see all.
+    uint32_t first_key;
+    uint32_t end_key;
+    // Index of this chunk among those of the tile, their number, and the position of the first of them in the sequence,
+    // counted in chunks.
+    uint32_t chunk;
+    uint32_t num_chunks;
+    uint32_t first_chunk;
+    // If the tile has several chunks: where the results of the first one are, counted in tokens. Those of the others
+    // follow.
+    uint32_t first_partial;
 };
 
 constexpr uint32_t NONE = 0xffffffffu;
@@ -46,10 +55,10 @@ __device__ __forceinline__ const uint32_t* batch_words(const BatchHeader* batch,
     return reinterpret_cast<const uint32_t*>(batch) + offset;
 }
 
-__device__ __forceinline__ const SeqEntry* batch_seqs(const BatchHeader* batch) {
-    return reinterpret_cast<const SeqEntry*>(batch_words(batch, batch->seqs));
+__device__ __forceinline__ AttentionList attention_list(const BatchHeader* batch, uint32_t index) {
+    return reinterpret_cast<const AttentionList*>(batch_words(batch, batch->attention_lists))[index];
 }
 
-__device__ __forceinline__ const TileEntry* batch_tiles(const BatchHeader* batch) {
-    return reinterpret_cast<const TileEntry*>(batch_words(batch, batch->prefill_tiles));
+__device__ __forceinline__ const AttentionItem& attention_item(const BatchHeader* batch, uint32_t index) {
+    return reinterpret_cast<const AttentionItem*>(batch_words(batch, batch->attention_items))[index];
 }

@@ -153,16 +153,18 @@ impl CudaBackend {
         check_layout(&kv)?;
         let modules = device.load_modules(&module_sources(&options, device.info()))?;
         let transfers = Rc::new(TransferKernels::new(&device, modules[3])?);
+        let attention = AttentionKernels::new(&device, &options, modules[1])?;
+        // A table may have a block for tokens to come.
+        let table_words = max_seqs * (max_model_len.div_ceil(kv.block_size) + 1);
         Ok(Self {
             kernels: RowKernels::new(&device, &options, modules[0])?,
-            attention: AttentionKernels::new(&device, &options, modules[1])?,
             sampling: SamplingKernels::new(&device, &transfers, modules[2], vocab_size, max_rows + max_seqs)?,
             experts: options.experts.then(|| ExpertKernels::new(&device, &options, modules[4])).transpose()?,
             quantized: QuantizedModules::new(&device, options.dtype),
             uploader: RefCell::new(Uploader::new(&device)?),
             kv: None,
-            // A table may have a block for tokens to come.
-            input: BatchInput::new(&device, 8 * max_rows + max_seqs * (8 + max_model_len.div_ceil(kv.block_size) + 1))?,
+            input: BatchInput::new(&device, 5 * max_rows + table_words + attention.max_words(&options))?,
+            attention,
             copies: CopyList::new(&device)?,
             step: EnqueuedStep::default(),
             ended: VecDeque::new(),
@@ -178,15 +180,11 @@ impl CudaBackend {
         })
     }
 
-    /// The kinds of decode steps that are replayed, each as `(sequences, tokens of each)` of a step of this kind. Empty
-    /// if no steps are.
-    pub fn decode_kinds(&self) -> Vec<(usize, usize)> {
-        let CudaOptions { graphs, max_seqs, max_logit_rows, max_model_len, .. } = self.options;
-        let sizes = if graphs { buckets(max_seqs.min(max_logit_rows)) } else { Vec::new() };
-        let kinds = sizes.into_iter().flat_map(|num_seqs| {
-            self.attention.decode_lengths(num_seqs, max_model_len).into_iter().map(move |len| (num_seqs, len))
-        });
-        kinds.collect()
+    /// The numbers of sequences of the decode steps that are replayed. Steps of other numbers use the next larger one.
+    /// Empty if no steps are.
+    pub fn decode_sizes(&self) -> Vec<usize> {
+        let CudaOptions { graphs, max_seqs, max_logit_rows, .. } = self.options;
+        if graphs { buckets(max_seqs.min(max_logit_rows)) } else { Vec::new() }
     }
 
     /// Records the decode step that `step` enqueues, without doing it. The pools are allocated, and steps of the
@@ -195,6 +193,12 @@ impl CudaBackend {
         self.only_records = true;
         step(self);
         self.only_records = false;
+    }
+
+    /// How many results of chunks of attention are there: `u32` counters, all 0 between steps. `None` without tensor
+    /// cores.
+    pub fn attention_arrivals(&self) -> Option<&DeviceBuffer> {
+        self.attention.arrivals()
     }
 
     /// The memory of the device pool.
@@ -258,13 +262,12 @@ impl CudaBackend {
 
     /// The key of this batch's graph, if such steps are replayed: each sequence has one row, and the logits of each row
     /// are wanted.
-    fn graph_key(&self, batch: &Batch, plan: &AttentionPlan) -> Option<GraphKey> {
+    fn graph_key(&self, batch: &Batch) -> Option<GraphKey> {
         let CudaOptions { graphs, max_seqs, max_logit_rows, .. } = self.options;
         let rows = batch.num_rows();
         let is_decode = rows == batch.seqs.len() && rows == batch.logit_rows.len() && rows > 0;
         let num_rows = bucket(rows, max_seqs.min(max_logit_rows));
-        let attention = plan.graph_key(batch).filter(|_| graphs && is_decode && rows <= num_rows)?;
-        Some(GraphKey { num_rows, attention })
+        (graphs && is_decode && rows <= num_rows).then_some(GraphKey { num_rows })
     }
 
     fn add_and_norm(&self, x: &CudaTensor, delta: Option<&CudaTensor>, norm: &Norm<CudaVector>, out: &CudaTensor) {
@@ -381,7 +384,7 @@ impl Backend for CudaBackend {
     fn begin(&mut self, batch: &Batch) {
         if self.only_records {
             let attention = self.attention.plan(batch);
-            let key = self.graph_key(batch, &attention).expect("it is of a kind that is replayed");
+            let key = self.graph_key(batch).expect("it is of a kind that is replayed");
             self.step = EnqueuedStep {
                 num_rows: key.num_rows,
                 num_logit_rows: batch.logit_rows.len(),
@@ -392,8 +395,8 @@ impl Backend for CudaBackend {
         }
         must(self.kv().begin_step(batch));
         let attention = self.attention.plan(batch);
-        let graph = self.graph_key(batch, &attention);
-        let (input, has_moved) = must(self.input.write(batch, &attention.work));
+        let graph = self.graph_key(batch);
+        let (input, has_moved) = must(self.input.write(batch, &attention));
         if has_moved {
             self.graphs.clear();
         }

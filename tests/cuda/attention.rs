@@ -125,13 +125,17 @@ fn add(batch: &mut Batch, num_computed: usize, num_rows: usize, table: &[u32], b
     }
 }
 
+/// Seeds of the numbers of the tokens in the cache, which is only written, and of the new tokens.
+const BEFORE: u64 = 2;
+const NEW: u64 = 3;
+
 /// Layer 1's attention of the new tokens, over a cache without codes. Layer 0 of the pool is never written.
 fn on_cpu(case: &Case) -> Vec<f32> {
     let mut backend = CpuBackend::new(Default::default()).unwrap();
     let (before, new, num_blocks) = case.batches();
     backend.allocate_kv(KvLayout { dtype: case.dtype.into(), ..case.layout() }, num_blocks, 0).unwrap();
     let mut out = Vec::new();
-    for (batch, seed) in [(&before, 2), (&new, 3)] {
+    for (batch, seed) in [(&before, BEFORE), (&new, NEW)] {
         let rows = batch.num_rows().max(1);
         let mut qkv = backend.tensor(rows, case.cols(), TensorRole::Activation).unwrap();
         let cols = case.shape.num_heads * case.shape.head_dim;
@@ -141,7 +145,9 @@ fn on_cpu(case: &Case) -> Vec<f32> {
         if batch.num_rows() > 0 {
             backend.begin(batch);
             backend.rope_and_write_kv(&mut qkv, &case.shape, None, 1);
-            backend.attention(&qkv, &case.shape, 1, &mut result);
+            if seed == NEW {
+                backend.attention(&qkv, &case.shape, 1, &mut result);
+            }
             backend.end_step();
             backend.finish_step();
         }
@@ -155,18 +161,20 @@ fn on_cuda(case: &Case, device: &Rc<dyn Device>) -> Vec<f32> {
     let max_rows = before.num_rows().max(new.num_rows()) + 3;
     let mut options = options(case.dtype, case.shape.num_heads, case.layout());
     (options.max_rows, options.batch_invariant) = (max_rows, case.batch_invariant);
-    options.softcap = case.shape.softcap.is_some();
+    (options.softcap, options.windows) = (case.shape.softcap.is_some(), vec![case.shape.window]);
     let mut backend = CudaBackend::new(device.clone(), options).unwrap();
     backend.allocate_kv(case.layout(), num_blocks, 0).unwrap();
     let cols = case.shape.num_heads * case.shape.head_dim;
     let mut qkv = backend.tensor(max_rows, case.cols(), TensorRole::Activation).unwrap();
     let mut out = backend.tensor(max_rows, cols, TensorRole::Activation).unwrap();
-    for (batch, seed) in [(&before, 2), (&new, 3)] {
+    for (batch, seed) in [(&before, BEFORE), (&new, NEW)] {
         set(device, &qkv, &case.numbers(batch.num_rows(), seed));
         if batch.num_rows() > 0 {
             backend.begin(batch);
             backend.rope_and_write_kv(&mut qkv, &case.shape, None, 1);
-            backend.attention(&qkv, &case.shape, 1, &mut out);
+            if seed == NEW {
+                backend.attention(&qkv, &case.shape, 1, &mut out);
+            }
             backend.end_step();
             backend.finish_step();
         }
@@ -227,18 +235,110 @@ fn every_head_size_and_type() {
     });
 }
 
-/// Lengths around the edges of partitions, and around the length from which a decode is partitioned. Results are
-/// merged, except those without tokens.
+/// Lengths around the edges of chunks of keys, and more of them than a segment of the merge has.
 #[test]
-fn partitions_are_merged() {
-    let lens = [255, 256, 257, 319, 320, 321, 511, 512, 513, 641, 767, 769, 1023, 1025, 1100];
+fn chunks_are_merged() {
+    let lens = [511, 512, 513, 575, 576, 577, 1023, 1024, 1025, 1100, 4096, 4097, 4700];
     parallel(0..lens.len() as u64 + 2, |i| {
-        let len = lens.get(i as usize).copied().unwrap_or(900);
+        let len = lens.get(i as usize).copied().unwrap_or(2000);
         let window = [None, Some(700), Some(64)][(i as usize + 2).saturating_sub(lens.len() + 1)];
         let shape = AttentionShape { window, ..shape(2, 1, 16) };
-        // `len` tokens, including the new one.
-        let seqs = vec![(len - 1, 1), (5, 1), (256, 1)];
+        // `len` tokens, including the new ones.
+        let seqs = vec![(len - 1, 1), (5, 1), (256, 1), (len - 35, 35)];
         check(&Case { dtype: DType::BF16, shape, block_size: 16, seqs, batch_invariant: false, codes: None, seed: i });
+    });
+}
+
+/// A long sequence among short ones, of which some have several new tokens.
+#[test]
+fn mixtures_of_lengths() {
+    let head_dims = [16, 80, 256];
+    parallel(0..head_dims.len() as u64 * 2, |i| {
+        let shape = shape(5, 1, head_dims[i as usize % head_dims.len()]);
+        let seqs = vec![(40, 1), (5200, 1), (0, 9), (1500, 33), (700, 2), (513, 1)];
+        let (codes, batch_invariant) = ((i == 3).then_some(CodeType::Fp8), i >= 3);
+        check(&Case { dtype: DType::BF16, shape, block_size: 16, seqs, batch_invariant, codes, seed: i });
+    });
+}
+
+/// The attention of a sequence's tokens behind the first `steps[0]`, computed in steps of the other numbers of tokens.
+fn in_steps(
+    device: &Rc<dyn Device>,
+    (shape, codes): (AttentionShape, Option<CodeType>),
+    numbers: &[f32],
+    steps: &[usize],
+) -> Vec<f32> {
+    let (dtype, block_size) = (DType::BF16, 16);
+    let AttentionShape { num_heads, num_kv_heads, head_dim, .. } = shape;
+    let kv_dtype = codes.map_or(dtype.into(), KvDType::Codes);
+    let kv = KvLayout { num_layers: 1, num_kv_heads, head_dim, block_size, dtype: kv_dtype };
+    let cols = (num_heads + 2 * num_kv_heads) * head_dim;
+    let num_tokens: usize = steps.iter().sum();
+    let mut options = options(dtype, num_heads, kv);
+    (options.max_rows, options.batch_invariant, options.windows) = (num_tokens, true, vec![shape.window]);
+    (options.softcap, options.max_model_len) = (shape.softcap.is_some(), num_tokens.max(4096));
+    let mut backend = CudaBackend::new(device.clone(), options).unwrap();
+    let table: Vec<u32> = (0..num_tokens.div_ceil(block_size) as u32).collect();
+    backend.allocate_kv(kv, table.len(), 0).unwrap();
+    let mut qkv = backend.tensor(num_tokens, cols, TensorRole::Activation).unwrap();
+    let mut out = backend.tensor(num_tokens, num_heads * head_dim, TensorRole::Activation).unwrap();
+    let (mut all, mut done) = (Vec::new(), 0);
+    for rows in steps {
+        let mut batch = Batch::default();
+        add(&mut batch, done, *rows, &table, block_size);
+        set(device, &qkv, &numbers[done * cols..(done + rows) * cols]);
+        backend.begin(&batch);
+        backend.rope_and_write_kv(&mut qkv, &shape, None, 0);
+        if done > 0 {
+            backend.attention(&qkv, &shape, 0, &mut out);
+        }
+        backend.end_step();
+        backend.finish_step();
+        if done > 0 {
+            all.extend(get(device, &out, rows * num_heads * head_dim));
+        }
+        done += rows;
+    }
+    let arrivals = backend.attention_arrivals().expect("kernels on tensor cores");
+    assert!(download_bytes(device, arrivals).iter().all(|byte| *byte == 0), "counters of results that are there");
+    all
+}
+
+/// With `batch_invariant`, both kernels give a token the same bits, on a device of any size, whatever the order of the
+/// thread blocks, and however a prompt is cut into steps. The counters of results are back at 0.
+#[test]
+fn both_kernels_give_the_same_bits() {
+    // Around the edges of chunks (512), of a segment (4,096), and of a tile of each kernel.
+    let prefix = 4090;
+    let cases = [
+        (shape(4, 1, 16), None),
+        (AttentionShape { window: Some(600), ..shape(4, 1, 16) }, None),
+        (AttentionShape { softcap: Some(0.5), ..shape(1, 1, 32) }, None),
+        (shape(17, 1, 16), None),
+        (shape(3, 1, 192), None),
+        (shape(4, 2, 48), Some(CodeType::Int8)),
+    ];
+    parallel(0..cases.len() as u64, |i| {
+        let (shape, codes) = cases[i as usize];
+        let prefix = if shape.head_dim > 128 { 1000 } else { prefix };
+        let cols = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim;
+        let numbers = Random(i).floats((prefix + 24) * cols, DType::BF16);
+        let run = |device: Rc<dyn Device>, steps: &[usize]| {
+            bits(&in_steps(&device, (shape, codes), &numbers, &[&[prefix], steps].concat()))
+        };
+        let whole = run(device(0), &[24]);
+        for steps in [vec![1; 24], vec![4, 1, 16, 3]] {
+            assert_eq!(run(device(0), &steps), whole, "{shape:?} in steps of {steps:?}");
+        }
+        if on_gpu() || executes_ptx() {
+            return;
+        }
+        for (num_sms, thread_order) in [(1, 2), (132, 1)] {
+            let options = EmulatedOptions { num_sms, thread_order, ..EmulatedOptions::default() };
+            let device = || Rc::new(EmulatedDevice::new(options.clone())) as Rc<dyn Device>;
+            assert_eq!(run(device(), &[24]), whole, "{shape:?} on {num_sms} multiprocessors");
+            assert_eq!(run(device(), &[1; 24]), whole, "{shape:?} on {num_sms} multiprocessors, token by token");
+        }
     });
 }
 
@@ -262,36 +362,46 @@ fn batch_invariant_attention() {
     }
 }
 
-/// One token behind `num_tokens - 1` others that all have the same key, for which one V is 1 in the first half of them
-/// and 0 in the second half. All blocks of a half are the same block.
-fn mean_of_halves(dtype: DType, batch_invariant: bool, num_tokens: usize, device: &Rc<dyn Device>) -> Vec<f32> {
+/// Tokens behind `num_tokens - num_rows` others that all have the same key, for which one V is 1 in the first half of
+/// the keys of a chunk and 0 in the second half. All blocks of a half are the same block. The last token's result.
+fn mean_of_halves(
+    (dtype, num_heads, num_rows): (DType, usize, usize),
+    num_tokens: usize,
+    chunk: usize,
+    device: &Rc<dyn Device>,
+) -> Vec<f32> {
     const BLOCK_SIZE: usize = 256;
     const HEAD_DIM: usize = 16;
     // The product of the score and log2(e) is rounded by nearly as much as numbers of its size can be.
     const QUERY: f32 = 2.3125;
     const KEY: f32 = 2.421875;
-    let kv =
-        KvLayout { num_layers: 1, num_kv_heads: 1, head_dim: HEAD_DIM, block_size: BLOCK_SIZE, dtype: dtype.into() };
-    let mut options = options(dtype, 1, kv);
-    (options.max_rows, options.batch_invariant) = (1, batch_invariant);
-    let num_blocks = num_tokens / BLOCK_SIZE;
+    let kv = KvLayout {
+        num_layers: 1,
+        num_kv_heads: num_heads,
+        head_dim: HEAD_DIM,
+        block_size: BLOCK_SIZE,
+        dtype: dtype.into(),
+    };
+    let mut options = options(dtype, num_heads, kv);
+    (options.max_rows, options.max_model_len) = (num_rows, num_tokens);
     let mut backend = CudaBackend::new(device.clone(), options).unwrap();
-    backend.allocate_kv(kv, num_blocks, 0).unwrap();
+    backend.allocate_kv(kv, num_tokens / BLOCK_SIZE, 0).unwrap();
     for (block, value) in [(0, 1.0), (1, 0.0)] {
-        let content = [[KEY; BLOCK_SIZE * HEAD_DIM], [value; BLOCK_SIZE * HEAD_DIM]].concat();
-        backend.write_blocks(&[BlockId(block)], &bytes(&content, dtype));
+        let content = [vec![KEY; num_heads * BLOCK_SIZE * HEAD_DIM], vec![value; num_heads * BLOCK_SIZE * HEAD_DIM]];
+        backend.write_blocks(&[BlockId(block)], &bytes(&content.concat(), dtype));
     }
     let mut batch = Batch::default();
-    let table = [vec![0; num_blocks / 2], vec![1; num_blocks / 2]].concat();
-    add(&mut batch, num_tokens - 1, 1, &table, BLOCK_SIZE);
-    let qkv = backend.tensor(1, 3 * HEAD_DIM, TensorRole::Activation).unwrap();
-    let mut out = backend.tensor(1, HEAD_DIM, TensorRole::Activation).unwrap();
-    set(device, &qkv, &[QUERY; 3 * HEAD_DIM]);
+    let table: Vec<u32> =
+        (0..num_tokens).step_by(BLOCK_SIZE).map(|token| u32::from(token % chunk >= chunk / 2)).collect();
+    add(&mut batch, num_tokens - num_rows, num_rows, &table, BLOCK_SIZE);
+    let qkv = backend.tensor(num_rows, 3 * num_heads * HEAD_DIM, TensorRole::Activation).unwrap();
+    let mut out = backend.tensor(num_rows, num_heads * HEAD_DIM, TensorRole::Activation).unwrap();
+    set(device, &qkv, &vec![QUERY; num_rows * 3 * num_heads * HEAD_DIM]);
     backend.begin(&batch);
-    backend.attention(&qkv, &AttentionShape { scale: 1.0, ..shape(1, 1, HEAD_DIM) }, 0, &mut out);
+    backend.attention(&qkv, &AttentionShape { scale: 1.0, ..shape(num_heads, num_heads, HEAD_DIM) }, 0, &mut out);
     backend.end_step();
     backend.finish_step();
-    get(device, &out, HEAD_DIM)
+    get(device, &out, num_rows * num_heads * HEAD_DIM)[(num_rows - 1) * num_heads * HEAD_DIM..].to_vec()
 }
 
 /// While the maximum of the scores stays, what was added up is rescaled by exactly 1. Otherwise the first half of the
@@ -299,23 +409,30 @@ fn mean_of_halves(dtype: DType, batch_invariant: bool, num_tokens: usize, device
 #[test]
 fn sums_do_not_drift_over_many_tiles() {
     const NUM_TILES: usize = 2048;
-    // The prefill kernel takes 64 tokens at a time, the one without tensor cores 32, and a warp of the decode kernel 16
-    // in each of its partitions.
-    let kernels = [(DType::F16, true, 64), (DType::F32, true, 32), (DType::F16, false, 64)];
-    let check = |device: &Rc<dyn Device>, (dtype, batch_invariant, tile)| {
-        let found = mean_of_halves(dtype, batch_invariant, NUM_TILES * tile, device);
-        assert_eq!(found, [0.5; 16], "{dtype:?}, batch_invariant = {batch_invariant}");
+    // A large tile of each of 4 heads is enough for a device that runs one thread block at a time, so the prefill
+    // kernel takes all keys in one chunk, 64 at a time. The kernel without tensor cores takes 32 keys at a time, and
+    // the decode kernel a 32nd of all in a chunk.
+    let (prefill, rows, decode) = ((DType::F16, 4, 17), (DType::F32, 1, 1), (DType::F16, 1, 1));
+    let kernels = [(prefill, 64, 1), (rows, 32, 1), (decode, 64, 32)];
+    let check = |device: &Rc<dyn Device>, (kernel, tile, chunks): ((DType, usize, usize), usize, usize)| {
+        let num_tokens = NUM_TILES * tile;
+        let found = mean_of_halves(kernel, num_tokens, num_tokens / chunks, device);
+        assert_eq!(found, vec![0.5; 16 * kernel.1], "{kernel:?}");
     };
     if on_gpu() {
-        return kernels.into_iter().for_each(|kernel| check(&device(0), kernel));
+        return kernels[1..].iter().for_each(|kernel| check(&device(0), *kernel));
     }
+    let small = |ptx| EmulatedOptions { ptx, resident_blocks: Some(1), ..EmulatedOptions::default() };
     // This is what ptxas makes of the difference of two products.
-    let (exact, fused) = ("(rows.max[half] - seen) * scale_log2", "fmaf(rows.max[half], scale_log2, -base)");
-    breaks("include/attention.cuh", exact, fused, |device| check(&device(0), kernels[0]));
+    let (exact, fused) =
+        ("(rows.max[half] - seen) * scale_log2", "fmaf(rows.max[half], scale_log2, -__fmul_rn(seen, scale_log2))");
+    let drifts = |device: &dyn Fn(u32) -> Rc<dyn Device>| check(&device(0), kernels[0]);
+    let failure = failure_of_broken("include/attention.cuh", exact, fused, &small(None), drifts);
+    assert!(failure.is_some_and(|failure| failure.contains("0.5")), "the sums drift");
     let architectures = if nvcc().is_some() { &Architecture::ALL[..] } else { &[] };
     let devices: Vec<_> = once(None).chain(architectures.iter().copied().map(Some)).collect();
     parallel(0..(devices.len() * kernels.len()) as u64, |i| {
-        let options = EmulatedOptions { ptx: devices[i as usize / kernels.len()], ..EmulatedOptions::default() };
+        let options = small(devices[i as usize / kernels.len()]);
         check(&(Rc::new(EmulatedDevice::new(options)) as Rc<dyn Device>), kernels[i as usize % kernels.len()]);
     });
 }
@@ -333,9 +450,9 @@ fn tiled() -> Case {
     }
 }
 
-/// Decodes over many tokens, in partitions.
+/// Decodes over many tokens, in chunks.
 fn long() -> Case {
-    Case { shape: shape(2, 1, 16), seqs: vec![(1100, 1), (700, 1)], ..tiled() }
+    Case { shape: shape(8, 4, 16), seqs: vec![(1100, 1), (700, 1), (300, 1), (200, 1)], ..tiled() }
 }
 
 /// Computes one sequence's attention in bfloat16, first of the tokens in the cache: `(query heads, KV heads, head
@@ -372,7 +489,7 @@ fn broken_kernels_are_noticed() {
     let coded = |case: &Case, codes| Case { codes: Some(codes), block_size: 16, ..case.clone() };
     let (int8, fp8, coded_rows) =
         (coded(&tiled, CodeType::Int8), coded(&tiled, CodeType::Fp8), coded(&simple, CodeType::Int8));
-    let breakages: [(&Case, &str, &str, &str); 21] = [
+    let breakages: [(&Case, &str, &str, &str); 27] = [
         (&int8, "include/attention.cuh", "first + token < end ?", "first <= end ?"),
         (&int8, "attention.cu", "__syncthreads();  // the elements of K", "// the elements of K"),
         (&int8, "attention.cu", "__syncthreads();  // the elements of V", "// the elements of V"),
@@ -382,26 +499,22 @@ fn broken_kernels_are_noticed() {
         (&capped_tiles, "include/attention.cuh", "1.0f - 2.0f / (1.0f +", "1.0f - 2.0f / (1.1f +"),
         (&capped_tiles, "attention.cu", "        cap_scores<SLICE>(s[0], p.cap_scale);\n", ""),
         (&capped_rows, "attention_rows.cu", "tanhf(score * p.cap_scale)", "score * p.cap_scale"),
-        (&tiled, "include/attention.cuh", "position >= to[i / 2]", "position > to[i / 2]"),
-        (&tiled, "include/attention.cuh", "position < from[i / 2]", "position + 1 < from[i / 2]"),
-        (&tiled, "include/attention.cuh", "rows.sum[half] * factor", "rows.sum[half]"),
+        (&tiled, "include/attention.cuh", "position >= keys.to[i / 2]", "position > keys.to[i / 2]"),
+        (&tiled, "include/attention.cuh", "position < keys.from[i / 2]", "position + 1 < keys.from[i / 2]"),
+        (&tiled, "include/attention.cuh", "rows.sum[half], scaling.factor", "rows.sum[half], 1.0f"),
+        (&tiled, "attention.cu", "rows.sum[half], factors[half]", "rows.sum[half], 1.0f"),
         (&tiled, "include/attention.cuh", "position % BLOCK_SIZE * HEAD_DIM", "position % 4 * HEAD_DIM"),
         (&tiled, "attention.cu", "copy_async_wait<0>();\n        __syncthreads();  // K is there", "// K is there"),
         (&tiled, "attention.cu", "copy_async_wait<0>();\n        __syncthreads();  // V is there", "// V is there"),
-        (&long, "attention.cu", "copy_async_wait<DECODE_STAGES - 2>();\n        __syncwarp();", ""),
-        (
-            &tiled,
-            "attention.cu",
-            "    __syncthreads();\n\n    for (uint32_t i = threadIdx.x; i < num_heads",
-            "    for (uint32_t i = threadIdx.x; i < num_heads",
-        ),
-        (
-            &tiled,
-            "attention.cu",
-            "first_visible(p, tile.first_position) / PREFILL_KV_TILE",
-            "tile.first_position / PREFILL_KV_TILE",
-        ),
-        (&long, "attention.cu", "partial[d] * factor : 0.0f", "partial[d] : 0.0f"),
+        (&long, "attention.cu", "copy_async_wait<DECODE_STAGES - 2>();", ""),
+        (&long, "attention.cu", "__syncthreads();  // the tile is there", "__syncwarp();  // the tile is there"),
+        (&tiled, "attention.cu", "__syncthreads();  // the maxima", "// the maxima"),
+        (&tiled, "attention.cu", "__syncthreads();  // the weights", "// the weights"),
+        (&long, "attention.cu", "__syncthreads();  // no thread reads", "// no thread reads"),
+        (&long, "include/attention_merge.cuh", "is_there && next.max", "next.max"),
+        (&long, "include/attention_merge.cuh", "__fmaf_rn(row.sum, factor", "__fmaf_rn(0.0f, factor"),
+        (&tiled, "attention.cu", "first < all_see_from || first + KV_TILE", "first + KV_TILE"),
+        (&long, "include/attention_merge.cuh", "== expected - 1;", "== expected;"),
         (&simple, "attention_rows.cu", "mine <= position", "mine < position"),
         (&tiled, "rows.cu", "slot / BLOCK_SIZE", "slot % BLOCK_SIZE"),
     ];
@@ -409,4 +522,8 @@ fn broken_kernels_are_noticed() {
         let (case, file, from, to) = breakages[i as usize];
         breaks(file, from, to, |device| check_on(case, device));
     });
+    let (shape, numbers) = (shape(1, 1, 16), Random(1).floats(1200 * 3 * 16, DType::BF16));
+    let counters =
+        |device: &dyn Fn(u32) -> Rc<dyn Device>| drop(in_steps(&device(0), (shape, None), &numbers, &[1199, 1]));
+    breaks("include/attention_merge.cuh", "atomicInc(counter, expected - 1)", "atomicAdd(counter, 1u)", counters);
 }

@@ -101,7 +101,7 @@ impl EmulatedDevice {
         let info = DeviceInfo {
             name: "emulation".into(),
             compute_capability,
-            num_sms: 4,
+            num_sms: options.num_sms,
             max_shared_bytes,
             total_memory: options.total_memory,
         };
@@ -480,6 +480,10 @@ impl Device for EmulatedDevice {
         let emulate = *symbol.map_err(|error| DeviceError::Other(error.to_string()))?;
         self.kernels.borrow_mut().push((name.into(), KernelCode::Native(emulate)));
         Ok(KernelId(self.kernels.borrow().len() - 1))
+    }
+
+    fn resident_blocks(&self, _: KernelId) -> u32 {
+        self.options.resident_blocks.unwrap_or(2 * self.info.num_sms)
     }
 
     unsafe fn launch(&self, kernel: KernelId, grid: Grid, params: &[u8]) -> DeviceResult<()> {

@@ -6,6 +6,7 @@ use pagetide::backend::cuda::{CudaBackend, CudaOptions};
 use pagetide::model::decoder::Decoder;
 use pagetide::model::files::ModelFiles;
 use pagetide::model::spec::ModelSpec;
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 /// A model of `tests/data/models` on a device.
@@ -33,6 +34,7 @@ pub fn cuda_model(
         batch_invariant: false,
         softcap: spec.attention.softcap.is_some(),
         experts: spec.experts.is_some(),
+        windows: spec.windows.iter().copied().collect::<BTreeSet<_>>().into_iter().collect(),
     };
     change(&mut options);
     let CudaOptions { max_rows, max_logit_rows, .. } = options;

@@ -4,7 +4,7 @@
 mod counters;
 mod speed;
 
-use crate::attention::{check_long, check_tiles};
+use crate::attention::{attend, check_long, check_tiles};
 use crate::emulation::compile::kernels;
 use crate::emulation::ptx::{Architecture, nvcc};
 use crate::emulation::{EmulatedDevice, EmulatedOptions};
@@ -47,7 +47,7 @@ fn broken_kernels_are_found_with_their_line() {
     if !has_nvcc() {
         return;
     }
-    let breakages: [Breakage; 8] = [
+    let breakages: [Breakage; 10] = [
         // Warps would overwrite V while others read it.
         (
             "attention.cu",
@@ -55,11 +55,11 @@ fn broken_kernels_are_found_with_their_line() {
             "        copy_async_wait<0>();  // K is there",
             ["race", "include/attention.cuh:"],
         ),
-        // Lanes read what other lanes of the warp have copied.
+        // Warps read what other warps have copied.
         (
             "attention.cu",
-            "        __syncwarp();  // the slice is there",
-            "        // the slice is there",
+            "        __syncthreads();  // the tile is there",
+            "        // the tile is there",
             ["race", "attention.cu:"],
         ),
         (
@@ -91,9 +91,9 @@ fn broken_kernels_are_found_with_their_line() {
         ),
         // Half of Q is never copied.
         (
-            "attention.cu",
-            "copy < TILE_ROWS * CHUNKS;",
-            "copy < TILE_ROWS * CHUNKS / 2;",
+            "include/attention.cuh",
+            "copy < ROWS * CHUNKS;",
+            "copy < ROWS * CHUNKS / 2;",
             ["uninitialized read", "include/ptx.cuh:"],
         ),
         // Not a multiple of 16 bytes.
@@ -102,6 +102,20 @@ fn broken_kernels_are_found_with_their_line() {
             "row_tile * 16 + lane % 16) * ROW_STRIDE + k * 16",
             "row_tile * 16 + lane % 16) * ROW_STRIDE + k * 16 + 1",
             ["misaligned", "include/ptx.cuh:"],
+        ),
+        // The thread block that merges chunks reads a maximum and a sum that no thread has written.
+        (
+            "include/attention_merge.cuh",
+            "            store(partial + OF_CHUNK, max_and_sum);\n",
+            "",
+            ["uninitialized read", "include/attention_merge.cuh:"],
+        ),
+        // Other thread blocks may not see the results of a chunk that has arrived.
+        (
+            "include/attention_merge.cuh",
+            "        __threadfence();\n        *shared",
+            "        *shared",
+            ["race", "include/attention_merge.cuh:"],
         ),
     ];
     parallel(0..breakages.len() as u64, |i| {
@@ -113,6 +127,19 @@ fn broken_kernels_are_found_with_their_line() {
         let failure = failure.unwrap_or_else(|| panic!("nobody notices {to:?} in {file}"));
         assert!(wanted.iter().all(|part| failure.contains(part)), "{to:?}: {failure}");
     });
+}
+
+/// With heads of 64, every warp writes a part of a chunk's result.
+#[test]
+fn a_chunk_that_arrives_before_all_warps_have_written_is_found() {
+    if !has_nvcc() {
+        return;
+    }
+    let (from, to) = ("    __syncthreads();\n    if (threadIdx.x == 0) {", "    if (threadIdx.x == 0) {");
+    let run = |device: &dyn Fn(u32) -> Rc<dyn Device>| attend(&device(0), (1, 1, 64), (600, 1));
+    let failure = failure_of_broken("include/attention_merge.cuh", from, to, &options(Architecture::Sm80), run);
+    let failure = failure.expect("warps write while another thread block reads");
+    assert!(failure.contains("race") && failure.contains("include/attention_merge.cuh:"), "{failure}");
 }
 
 /// The line of a piece of text in a file of the kernels.

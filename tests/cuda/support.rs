@@ -216,6 +216,7 @@ pub fn options(dtype: DType, num_heads: usize, kv: KvLayout) -> CudaOptions {
         batch_invariant: false,
         softcap: false,
         experts: false,
+        windows: vec![None],
     }
 }
 

@@ -1,28 +1,12 @@
 //! A step's input in device memory, in the format of `kernels/include/batch.cuh`.
 
+use super::attention::AttentionPlan;
 use super::device::{Copy, Device, DeviceBuffer, DevicePtr, DeviceResult, PinnedBuffer};
 use crate::{Batch, MAX_STEPS_IN_FLIGHT};
 use std::rc::Rc;
 
 /// Words of `BatchHeader`.
 const HEADER_WORDS: usize = 16;
-
-/// Query rows of one sequence that one thread block of the prefill kernel computes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tile {
-    /// Index in [`Batch::seqs`].
-    pub seq: u32,
-    /// Counted from the sequence's first row.
-    pub first_row: u32,
-}
-
-/// Which kernel computes the attention of which sequence.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct BatchWork {
-    /// Indices in [`Batch::seqs`] of the sequences that the decode kernel computes. Each has one row.
-    pub decode_seqs: Vec<u32>,
-    pub prefill_tiles: Vec<Tile>,
-}
 
 /// The device's copy of a step's input, and the pinned memory that it is copied from. The device's address changes only
 /// if a batch has more words than were expected.
@@ -58,8 +42,8 @@ impl BatchInput {
     /// device's address has changed, so that recorded graphs are invalid.
     ///
     /// Must not be called before the step that was [`MAX_STEPS_IN_FLIGHT`] steps earlier is done.
-    pub fn write(&mut self, batch: &Batch, work: &BatchWork) -> DeviceResult<(Copy, bool)> {
-        write(&mut self.words, batch, work);
+    pub fn write(&mut self, batch: &Batch, attention: &AttentionPlan) -> DeviceResult<(Copy, bool)> {
+        write(&mut self.words, batch, attention);
         let bytes = 4 * self.words.len();
         let grows = bytes > self.on_device.bytes();
         if grows {
@@ -80,38 +64,33 @@ impl BatchInput {
 }
 
 /// The header and, behind it, its arrays.
-fn write(words: &mut Vec<u32>, batch: &Batch, work: &BatchWork) {
+fn write(words: &mut Vec<u32>, batch: &Batch, attention: &AttentionPlan) {
     words.clear();
     words.resize(HEADER_WORDS, 0);
-    let mut append = |array: &mut dyn Iterator<Item = u32>| {
+    let mut append = |array: &[u32]| {
         let offset = words.len() as u32;
-        words.extend(array);
+        words.extend_from_slice(array);
         offset
     };
-    let Batch { tokens, token_sources, positions, slots, seqs, block_tables, logit_rows, hidden_rows: _ } = batch;
+    let Batch { tokens, token_sources, positions, slots, seqs: _, block_tables, logit_rows, hidden_rows: _ } = batch;
     let header = [
         tokens.len() as u32,
-        seqs.len() as u32,
         logit_rows.len() as u32,
-        append(&mut tokens.iter().copied()),
-        append(&mut token_sources.iter().copied()),
-        append(&mut positions.iter().copied()),
-        append(&mut slots.iter().copied()),
-        append(&mut seqs.iter().flat_map(|seq| {
-            [seq.first_row as u32, seq.num_rows as u32, seq.num_computed as u32, seq.first_block as u32]
-        })),
-        append(&mut block_tables.iter().copied()),
-        append(&mut logit_rows.iter().copied()),
-        append(&mut work.decode_seqs.iter().copied()),
-        work.decode_seqs.len() as u32,
-        append(&mut work.prefill_tiles.iter().flat_map(|tile| [tile.seq, tile.first_row])),
-        work.prefill_tiles.len() as u32,
+        append(tokens),
+        append(token_sources),
+        append(positions),
+        append(slots),
+        append(block_tables),
+        append(logit_rows),
+        append(bytemuck::cast_slice(&attention.lists)),
+        append(bytemuck::cast_slice(&attention.items)),
     ];
     words[..header.len()].copy_from_slice(&header);
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::attention::{AttentionItem, AttentionList};
     use super::*;
     use crate::{BatchSeq, NO_SOURCE};
 
@@ -131,19 +110,23 @@ mod tests {
             block_tables: vec![5, 1, 0],
             logit_rows: vec![1, 2],
         };
-        let work = BatchWork { decode_seqs: vec![1], prefill_tiles: vec![Tile { seq: 0, first_row: 0 }] };
+        let item = AttentionItem { first_row: 2, num_tokens: 1, first_partial: 7, ..AttentionItem::default() };
+        let attention = AttentionPlan {
+            lists: vec![AttentionList { first_item: 0, num_items: 1 }],
+            items: vec![item],
+            launches: Vec::new(),
+        };
         let mut words = vec![99];
-        write(&mut words, &batch, &work);
+        write(&mut words, &batch, &attention);
         let array = |field: usize, len: usize| &words[words[field] as usize..][..len];
-        assert_eq!(words[..3], [3, 2, 2]);
-        assert_eq!(array(3, 3), [7, 8, 9]);
-        assert_eq!(array(4, 3), [NO_SOURCE, NO_SOURCE, 1]);
-        assert_eq!(array(5, 3), [4, 5, 0]);
-        assert_eq!(array(6, 3), [20, 21, 3]);
-        assert_eq!(array(7, 8), [0, 2, 4, 0, 2, 1, 0, 2]);
-        assert_eq!(array(8, 3), [5, 1, 0]);
-        assert_eq!(array(9, 2), [1, 2]);
-        assert_eq!((array(10, 1), words[11]), (&[1][..], 1));
-        assert_eq!((array(12, 2), words[13]), (&[0, 0][..], 1));
+        assert_eq!(words[..2], [3, 2]);
+        assert_eq!(array(2, 3), [7, 8, 9]);
+        assert_eq!(array(3, 3), [NO_SOURCE, NO_SOURCE, 1]);
+        assert_eq!(array(4, 3), [4, 5, 0]);
+        assert_eq!(array(5, 3), [20, 21, 3]);
+        assert_eq!(array(6, 3), [5, 1, 0]);
+        assert_eq!(array(7, 2), [1, 2]);
+        assert_eq!(array(8, 2), [0, 1]);
+        assert_eq!(array(9, 10), [2, 1, 0, 0, 0, 0, 0, 0, 0, 7]);
     }
 }

@@ -222,6 +222,8 @@ pub trait Device {
     fn load_modules(&self, sources: &[ModuleSource]) -> DeviceResult<Vec<ModuleId>>;
     /// The kernel `name` of a module. It may be launched with up to `shared_bytes` bytes of dynamic shared memory.
     fn kernel(&self, module: ModuleId, name: &str, shared_bytes: u32) -> DeviceResult<KernelId>;
+    /// Thread blocks of a kernel that the device runs at the same time, at least 1.
+    fn resident_blocks(&self, kernel: KernelId) -> u32;
     /// The kernels so far, if the device knows their occupancy.
     fn kernels(&self) -> Vec<KernelOccupancy> {
         Vec::new()

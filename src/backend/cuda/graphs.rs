@@ -9,8 +9,6 @@ use std::rc::Rc;
 pub struct GraphKey {
     /// Rows that the launches cover. Rows beyond the batch have no work.
     pub num_rows: usize,
-    /// [`AttentionPlan::graph_key`](super::attention::AttentionPlan::graph_key)
-    pub attention: u32,
 }
 
 /// The state of a kind of step.

@@ -20,12 +20,14 @@ pub struct CudaOptions {
     pub max_logit_rows: usize,
     /// Whether decode steps are recorded and replayed.
     pub graphs: bool,
-    /// Whether a row's attention must not depend on the rest of the batch.
+    /// Whether a row's bits must not depend on the rest of the batch.
     pub batch_invariant: bool,
     /// Whether attention scores are capped.
     pub softcap: bool,
     /// Whether some layers have experts.
     pub experts: bool,
+    /// The windows of the layers' attention, each once: tokens that a token sees, itself included; `None`: all.
+    pub windows: Vec<Option<usize>>,
 }
 
 const MAX_HEAD_DIM: usize = 256;

@@ -84,6 +84,7 @@ impl KernelBench {
             batch_invariant: false,
             softcap: false,
             experts: false,
+            windows: vec![None],
         };
         let mut backend = CudaBackend::new(device.clone(), options)?;
         backend.allocate_kv(layout, num_blocks, num_swap_blocks)?;

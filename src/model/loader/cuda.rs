@@ -17,6 +17,7 @@ use pagetide_base::ids::{BlockId, KvPlace};
 use pagetide_base::sampling::params::SamplingParams;
 use pagetide_base::sampling::sampler::Draw;
 use pagetide_engine::plan::{CopyReport, StepOutput, StepPlan};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -142,6 +143,7 @@ impl GpuLoading {
             batch_invariant: options.driver.batch_invariant,
             softcap: spec.attention.softcap.is_some(),
             experts: spec.experts.is_some(),
+            windows: spec.windows.iter().copied().collect::<BTreeSet<_>>().into_iter().collect(),
         };
         let backend = CudaBackend::new(device.clone(), cuda_options)?;
         let decoder = Decoder::load(
@@ -200,21 +202,22 @@ fn run_at_its_largest(
     backend.allocate_kv(layout, 0, 0)
 }
 
-/// Records every kind of decode step, so that none is recorded while clients wait. A recording takes some milliseconds.
+/// Records decode steps of every size, so that none is recorded while clients wait. A recording takes
+/// some milliseconds.
 fn record_graphs(runner: &mut ModelRunner<CudaBackend>) {
     let (backend, decoder) = runner.parts();
-    let kinds = backend.decode_kinds();
+    let sizes = backend.decode_sizes();
     let (started, mut told) = (Instant::now(), Instant::now());
-    for (index, (num_seqs, len)) in kinds.iter().enumerate() {
+    for (index, num_seqs) in sizes.iter().enumerate() {
         if told.elapsed() >= Duration::from_secs(1) {
-            tracing::info!("recording decode steps: {index} of {}", kinds.len());
+            tracing::info!("recording decode steps: {index} of {}", sizes.len());
             told = Instant::now();
         }
-        let seq = |row| BatchSeq { first_row: row, num_rows: 1, num_computed: len - 1, first_block: 0, num_blocks: 0 };
+        let seq = |row| BatchSeq { first_row: row, num_rows: 1, num_computed: 0, first_block: 0, num_blocks: 0 };
         let batch = Batch {
             tokens: vec![0; *num_seqs],
             token_sources: vec![NO_SOURCE; *num_seqs],
-            positions: vec![*len as u32 - 1; *num_seqs],
+            positions: vec![0; *num_seqs],
             slots: vec![0; *num_seqs],
             seqs: (0..*num_seqs).map(seq).collect(),
             logit_rows: (0..*num_seqs as u32).collect(),
@@ -222,9 +225,9 @@ fn record_graphs(runner: &mut ModelRunner<CudaBackend>) {
         };
         backend.record(|backend| decoder.repeat(backend, &batch, 1));
     }
-    if !kinds.is_empty() {
+    if !sizes.is_empty() {
         let seconds = started.elapsed().as_secs_f64();
-        tracing::info!("recorded {} kinds of decode steps as CUDA graphs in {seconds:.1} s", kinds.len());
+        tracing::info!("recorded decode steps of {} sizes as CUDA graphs in {seconds:.1} s", sizes.len());
     }
 }
 

@@ -22,6 +22,10 @@ pub struct EmulatedOptions {
     /// The folder of the kernels.
     pub kernels: PathBuf,
     pub total_memory: usize,
+    /// Multiprocessors. Each runs two thread blocks at a time.
+    pub num_sms: u32,
+    /// Thread blocks that run at a time, if that is something else.
+    pub resident_blocks: Option<u32>,
     pub eagerness: Eagerness,
     pub seed: u64,
     /// Streams do not wait for each other's events, as if the backend had forgotten to ask for it.
@@ -45,6 +49,8 @@ impl Default for EmulatedOptions {
         Self {
             kernels: compile::kernels(),
             total_memory: 1 << 30,
+            num_sms: 4,
+            resident_blocks: None,
             eagerness: Eagerness::EAGER,
             seed: 1,
             ignores_waits: false,

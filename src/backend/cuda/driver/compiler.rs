@@ -27,6 +27,7 @@ const SOURCES: &[(&str, &str)] =
 const HEADERS: &[(&str, &str)] = files![
     "include/activation.cuh",
     "include/attention.cuh",
+    "include/attention_merge.cuh",
     "include/batch.cuh",
     "include/experts.cuh",
     "include/kv_cache.cuh",

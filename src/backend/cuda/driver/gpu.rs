@@ -273,6 +273,10 @@ impl Device for CudaDevice {
         Ok(KernelId(kernels.len() - 1))
     }
 
+    fn resident_blocks(&self, kernel: KernelId) -> u32 {
+        (self.kernels.borrow()[kernel.0].occupancy.blocks_per_sm * self.info.num_sms).max(1)
+    }
+
     fn kernels(&self) -> Vec<KernelOccupancy> {
         self.kernels.borrow().iter().map(|kernel| kernel.occupancy.clone()).collect()
     }
