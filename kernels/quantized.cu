@@ -40,7 +40,7 @@ constexpr int FEW_RESULTS = FEW_ROWS * TILE_N;
 // For up to FEW_ROWS rows. Weights are the left operand, so that no part of a product is wasted on rows that do not
 // exist. A warp takes every FEW_WARPS-th tile of 64 columns. grid: n / TILE_N; dynamic shared memory: FEW_WARPS *
 // FEW_STAGES * TILE_BYTES, at least FEW_WARPS * FEW_RESULTS floats
-KERNEL(FEW_WARPS * WARP_SIZE, quantized_product_few, QuantizedParams) {
+KERNEL_WAITS_LATER(FEW_WARPS * WARP_SIZE, quantized_product_few, QuantizedParams) {
     DYNAMIC_SHARED(shared);
     const int warp = threadIdx.x / WARP_SIZE, lane = threadIdx.x % WARP_SIZE;
     const uint32_t k_tiles = tiles_of(p.k);
@@ -64,6 +64,7 @@ KERNEL(FEW_WARPS * WARP_SIZE, quantized_product_few, QuantizedParams) {
         load_tile(stage, next);
         next += FEW_WARPS;
     }
+    wait_for_earlier_kernels();
     float sums[4] = {};
     int stage = 0;
     for (uint32_t k_tile = warp; k_tile < k_tiles; k_tile += FEW_WARPS) {

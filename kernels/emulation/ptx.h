@@ -2,6 +2,10 @@
 #pragma once
 #include "cuda.h"
 
+// --- programmatic dependent launch: a launch begins when the one before it has ended
+
+inline void wait_for_earlier_kernels() {}
+
 // --- conversions
 
 inline float f16_to_float(uint16_t bits) {

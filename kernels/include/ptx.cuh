@@ -7,6 +7,22 @@
 
 #define DEVICE __device__ __forceinline__
 
+// --- programmatic dependent launch: see KERNEL
+
+// Lets the next kernel of the stream start, once all thread blocks have come here.
+DEVICE void start_next_kernel() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// Waits until the kernels before this one have ended, and their writes can be seen.
+DEVICE void wait_for_earlier_kernels() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // --- conversions
 
 DEVICE float f16_to_float(uint16_t x) {

@@ -17,12 +17,28 @@ typedef unsigned long long uint64_t;
 #endif
 
 // A kernel `name`, which takes one struct by value, with at most `threads` threads in a block.
+//
+// From sm_90 on a kernel may start before the ones before it have ended (programmatic dependent launch). Its first
+// statement waits until they have, and until what they have written can be read. All threads wait, also those without
+// work: a kernel counts as ended, for the next one, only if the ones before it have. The next one may start as soon as
+// all thread blocks of this one have: it waits, too.
 #ifndef CUDA_EMULATION
+#define KERNEL_DEFINITION(bounds, name, Params, first_statement)                   \
+    static __device__ __forceinline__ void name##_body(const Params& p);           \
+    extern "C" __global__ void bounds name(const __grid_constant__ Params p) {     \
+        start_next_kernel();                                                       \
+        first_statement;                                                           \
+        name##_body(p);                                                            \
+    }                                                                              \
+    static __device__ __forceinline__ void name##_body(const Params& p)
 #define KERNEL(threads, name, Params) \
-    extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ Params p)
+    KERNEL_DEFINITION(__launch_bounds__(threads), name, Params, wait_for_earlier_kernels())
 // The same, with registers for `blocks` thread blocks on a multiprocessor.
 #define KERNEL_OCCUPANCY(threads, blocks, name, Params) \
-    extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Params p)
+    KERNEL_DEFINITION(__launch_bounds__(threads, blocks), name, Params, wait_for_earlier_kernels())
+// A kernel that itself calls `wait_for_earlier_kernels`, in every thread. Before, it reads nothing but its parameters
+// and weights, which copies have written and not kernels, and writes nothing but shared memory.
+#define KERNEL_WAITS_LATER(threads, name, Params) KERNEL_DEFINITION(__launch_bounds__(threads), name, Params, )
 #endif
 
 // Dynamic shared memory.

@@ -97,13 +97,11 @@ pub struct EmulatedDevice {
 
 impl EmulatedDevice {
     pub fn new(options: EmulatedOptions) -> Self {
-        let (compute_capability, max_shared_bytes) = options.ptx.unwrap_or(Architecture::Sm90a).limits();
         let info = DeviceInfo {
             name: "emulation".into(),
-            compute_capability,
             num_sms: options.num_sms,
-            max_shared_bytes,
             total_memory: options.total_memory,
+            ..options.ptx.unwrap_or(Architecture::Sm90a).device_info()
         };
         let seed = options.seed.wrapping_add(u64::from(options.thread_order) << 32);
         let of_gpu = GpuOptions {

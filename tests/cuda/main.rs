@@ -7,6 +7,7 @@ mod blocks;
 #[path = "../common/mod.rs"]
 #[allow(dead_code, reason = "what these tests do not use, others do")]
 mod common;
+mod dependent_launch;
 mod emulation;
 mod experts;
 mod fp8;

@@ -280,12 +280,7 @@ pub fn failure_of_broken(
     options: &EmulatedOptions,
     check: impl Fn(&dyn Fn(u32) -> Rc<dyn Device>),
 ) -> Option<String> {
-    let folder = tempfile::tempdir().unwrap();
-    copy_folder(&root().join("kernels"), folder.path());
-    let path = folder.path().join(file);
-    let text = fs::read_to_string(&path).unwrap();
-    assert!(text.contains(from), "{file} has no {from:?}");
-    fs::write(&path, text.replacen(from, to, 1)).unwrap();
+    let folder = broken_copy(file, from, to);
     let broken = |thread_order| -> Rc<dyn Device> {
         let options = EmulatedOptions { kernels: folder.path().into(), thread_order, ..options.clone() };
         Rc::new(EmulatedDevice::new(options))
@@ -293,6 +288,17 @@ pub fn failure_of_broken(
     let panic = std::panic::catch_unwind(AssertUnwindSafe(|| check(&broken))).err()?;
     let message = panic.downcast_ref::<String>().cloned();
     Some(message.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string)).unwrap_or_default())
+}
+
+/// A copy of the kernels with one piece of their text replaced.
+pub fn broken_copy(file: &str, from: &str, to: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    copy_folder(&root().join("kernels"), folder.path());
+    let path = folder.path().join(file);
+    let text = fs::read_to_string(&path).unwrap();
+    assert!(text.contains(from), "{file} has no {from:?}");
+    fs::write(&path, text.replacen(from, to, 1)).unwrap();
+    folder
 }
 
 fn copy_folder(from: &Path, to: &Path) {

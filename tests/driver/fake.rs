@@ -160,6 +160,11 @@ impl Fake {
         self.count(&self.cuda, "fake_blocks", blocks);
     }
 
+    /// Launches since the last time that may start before the kernel before them has ended.
+    pub fn early_starts(&self) -> i32 {
+        self.count(&self.cuda, "fake_early_starts", 0)
+    }
+
     fn count(&self, library: &Library, function: &str, argument: c_int) -> i32 {
         // SAFETY: the functions that this is called with are of this type, or take no argument.
         unsafe {

@@ -81,21 +81,57 @@ CUresult cuFuncGetParamInfo(struct Object* function, size_t index, size_t* offse
     return index == 0 ? 0 : INVALID_VALUE;
 }
 
-CUresult cuLaunchKernel(struct Object* function, unsigned x, unsigned y, unsigned z, unsigned threads,
-                        unsigned threads_y, unsigned threads_z, unsigned shared_bytes, struct Object* stream,
-                        void** params, void** extra) {
+// Launches since the last time that may start before the kernel before them has ended.
+static int early_starts;
+
+int fake_early_starts(void) {
+    const int starts = early_starts;
+    early_starts = 0;
+    return starts;
+}
+
+struct LaunchAttribute {
+    int id;
+    char padding[4];
+    union {
+        int allowed;
+        char bytes[64];
+    } value;
+};
+
+struct LaunchConfig {
+    unsigned x, y, z;
+    unsigned threads, threads_y, threads_z;
+    unsigned shared_bytes;
+    struct Object* stream;
+    struct LaunchAttribute* attributes;
+    unsigned num_attributes;
+};
+
+// The kernels are done in order, and the attribute is only counted.
+CUresult cuLaunchKernelEx(const struct LaunchConfig* config, struct Object* function, void** params, void** extra) {
     ENTER();
     expect(function, FUNCTIONS);
-    expect(stream, STREAMS);
+    expect(config->stream, STREAMS);
     const int bytes = function->kernel->param_bytes;
-    if (x * y * z * threads == 0 || threads_y != 1 || threads_z != 1 || shared_bytes > 227 << 10 || extra != NULL ||
-        bytes > MAX_PARAM_BYTES) {
+    const unsigned num_blocks = config->x * config->y * config->z;
+    if (num_blocks * config->threads == 0 || config->threads_y != 1 || config->threads_z != 1 ||
+        config->shared_bytes > 227 << 10 || extra != NULL || bytes > MAX_PARAM_BYTES || config->num_attributes > 1) {
         return INVALID_VALUE;
+    }
+    if (config->num_attributes == 1) {
+        // Programmatic stream serialisation: this kernel may start before the one before it has ended.
+        const struct LaunchAttribute* attribute = config->attributes;
+        if (attribute->id != 6 || attribute->value.allowed != 1 || CAPABILITY_MAJOR < 9) {
+            return INVALID_VALUE;
+        }
+        early_starts++;
     }
     if ((uintptr_t)params[0] % 16 != 0) {
         return 716;
     }
-    struct KernelLaunch launch = {*function->kernel, {x, y, z}, threads, shared_bytes, {0}};
+    struct KernelLaunch launch = {
+        *function->kernel, {config->x, config->y, config->z}, config->threads, config->shared_bytes, {0}};
     memcpy(launch.params, params[0], bytes);
     return fake_enqueue(perform_launch, &launch, sizeof launch);
 }

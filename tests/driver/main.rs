@@ -252,12 +252,57 @@ fn a_recording_does_its_launches_when_it_is_launched() {
         device.clear_graphs();
         // A step that fails while it is recorded leaves a device that works.
         device.begin_capture().unwrap();
-        fake.fail("cuLaunchKernel", 701);
+        fake.fail("cuLaunchKernelEx", 701);
         assert!(matches!(device.launch(kernel, grid, &add_params(sum.ptr(), 1)), Err(DeviceError::Other(_))));
         device.synchronize().unwrap();
         device.launch(kernel, grid, &add_params(sum.ptr(), 1)).unwrap();
     }
     assert_eq!(value(), 66);
+}
+
+/// A kernel may start early behind one of ours, also in a recording, and not behind anything else.
+#[test]
+fn kernels_start_early_behind_kernels() {
+    let Some(fake) = Fake::lock() else { return };
+    let device = fake.find(false).unwrap().open().unwrap();
+    let module = device.load_modules(&[source()]).unwrap()[0];
+    let kernel = device.kernel(module, "add", 0).unwrap();
+    let sum = upload(&device, &0u64.to_ne_bytes());
+    let grid = Grid { blocks: [1, 1, 1], threads: 32, shared_bytes: 0 };
+    // SAFETY: the buffer is ours and lives until everything is done.
+    let launch = || unsafe { device.launch(kernel, grid, &add_params(sum.ptr(), 1)).unwrap() };
+    let copy = |stream| {
+        // SAFETY: as above.
+        unsafe { device.fill(stream, sum.ptr(), 0, 8).unwrap() }
+    };
+    launch();
+    fake.early_starts();
+    (0..3).for_each(|_| launch());
+    assert_eq!(fake.early_starts(), 3);
+    copy(Stream::CopyOut);
+    launch();
+    assert_eq!(fake.early_starts(), 1, "other streams do not matter");
+    copy(Stream::Compute);
+    launch();
+    device.record(Stream::Compute).unwrap();
+    launch();
+    let event = device.record(Stream::CopyIn).unwrap();
+    fake.hold(true);
+    device.wait(Stream::Compute, event).unwrap();
+    fake.hold(false);
+    launch();
+    assert_eq!(fake.early_starts(), 0, "behind a copy, an event, and a wait for one");
+    device.begin_capture().unwrap();
+    launch();
+    launch();
+    let graph = device.end_capture().unwrap();
+    assert_eq!(fake.early_starts(), 1);
+    // SAFETY: as above.
+    unsafe { device.launch_graph(graph).unwrap() };
+    launch();
+    check_product(&device, 2, DType::BF16, DType::BF16, false);
+    launch();
+    assert_eq!(fake.early_starts(), 0, "behind a graph and a product");
 }
 
 #[test]

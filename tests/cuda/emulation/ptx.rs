@@ -4,7 +4,7 @@
 //! (`scripts/compile-kernels.sh`).
 
 use super::compile::{Compiling, texts};
-use pagetide::backend::cuda::device::{DeviceError, DeviceResult, Grid, ModuleSource};
+use pagetide::backend::cuda::device::{DeviceError, DeviceInfo, DeviceResult, Grid, ModuleSource};
 use ptx_interpreter::counters::Counters;
 use ptx_interpreter::{GpuOptions, GridLaunch, Module, PtxError, VirtualGpu};
 use std::collections::HashMap;
@@ -33,12 +33,14 @@ impl Architecture {
         }
     }
 
-    /// Compute capability, and the most dynamic shared memory of a thread block.
-    pub fn limits(self) -> ((u32, u32), u32) {
-        match self {
+    /// A device of this architecture.
+    pub fn device_info(self) -> DeviceInfo {
+        let (compute_capability, max_shared_bytes) = match self {
             Self::Sm80 => ((8, 0), 163 << 10),
             Self::Sm90a => ((9, 0), 227 << 10),
-        }
+        };
+        let (name, num_sms, total_memory) = (String::new(), 100, 1 << 36);
+        DeviceInfo { name, compute_capability, num_sms, max_shared_bytes, total_memory }
     }
 }
 

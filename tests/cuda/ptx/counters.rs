@@ -8,7 +8,7 @@ use crate::emulation::ptx::{Architecture, compiled, module, nvcc};
 use crate::emulation::{EmulatedDevice, EmulatedOptions};
 use crate::quantized::multiply;
 use crate::support::{options, root};
-use pagetide::backend::cuda::device::{Device, DeviceInfo, ModuleSource};
+use pagetide::backend::cuda::device::{Device, ModuleSource};
 use pagetide::backend::cuda::{CudaOptions, WeightTiles, module_sources, quantized};
 use pagetide::backend::quant::QuantFormat;
 use pagetide::backend::{DType, KvLayout, WeightFormat};
@@ -83,14 +83,7 @@ fn machine_code_has_the_same_operations() {
         return;
     }
     for architecture in Architecture::ALL {
-        let ((major, minor), max_shared_bytes) = architecture.limits();
-        let info = DeviceInfo {
-            name: String::new(),
-            compute_capability: (major, minor),
-            num_sms: 100,
-            max_shared_bytes,
-            total_memory: 1 << 36,
-        };
+        let info = architecture.device_info();
         for head_dim in [64, 128] {
             let kv = KvLayout { num_layers: 2, num_kv_heads: 2, head_dim, block_size: 16, dtype: DType::BF16.into() };
             let options = CudaOptions { experts: true, ..options(DType::BF16, 8, kv) };

@@ -41,6 +41,9 @@ pub struct CudaDevice {
     /// Dropped before the context that it works in.
     products: RefCell<Matmuls>,
     is_recording: Cell<bool>,
+    /// Whether the last work on the compute stream was one of our kernels. Then the next one may start before it has
+    /// ended, and waits for it (`KERNEL` in `kernels/include/types.cuh`). Kernels of libraries take no part in this.
+    follows_kernel: Cell<bool>,
     copies: CopyCalls,
     context: Rc<Context>,
 }
@@ -83,6 +86,7 @@ impl CudaDevice {
             graphs: RefCell::default(),
             products: RefCell::new(Matmuls::new(context.clone(), l2_bytes, options.batch_invariant)?),
             is_recording: Cell::new(false),
+            follows_kernel: Cell::new(false),
             copies: CopyCalls::new(context.clone()),
             context,
         };
@@ -102,6 +106,13 @@ impl CudaDevice {
         // SAFETY: as above.
         unsafe { self.free(ptr) };
         done
+    }
+
+    /// Work is enqueued that is not one of our kernels.
+    fn enqueues_other(&self, stream: Stream) {
+        if stream == Stream::Compute {
+            self.follows_kernel.set(false);
+        }
     }
 
     fn calls(&self) -> Calls<'_> {
@@ -173,6 +184,7 @@ impl Device for CudaDevice {
 
     unsafe fn copy(&self, stream: Stream, copy: Copy) -> DeviceResult<()> {
         self.context.enter()?;
+        self.enqueues_other(stream);
         // SAFETY: the caller's promise.
         unsafe { self.copies.copy(stream, copy) }
     }
@@ -180,6 +192,7 @@ impl Device for CudaDevice {
     unsafe fn copy_batch(&self, stream: Stream, copies: &[Copy]) -> DeviceResult<()> {
         self.context.enter()?;
         assert!(stream != Stream::Compute || !self.is_recording.get(), "lists of copies are not recorded");
+        self.enqueues_other(stream);
         // SAFETY: the caller's promise.
         unsafe { self.copies.copy_all(stream, copies) }
     }
@@ -193,6 +206,7 @@ impl Device for CudaDevice {
         if bytes == 0 {
             return Ok(());
         }
+        self.enqueues_other(stream);
         // SAFETY: the caller's promise.
         let result = unsafe { sys::cuMemsetD8Async(to.0, value, bytes, self.context.stream(stream)) };
         self.context.check(result, "cuMemsetD8Async")
@@ -201,12 +215,14 @@ impl Device for CudaDevice {
     fn record(&self, stream: Stream) -> DeviceResult<DeviceEvent> {
         self.context.enter()?;
         assert!(stream != Stream::Compute || !self.is_recording.get(), "events are not recorded");
+        self.enqueues_other(stream);
         self.events.borrow_mut().record(stream, &self.calls())
     }
 
     fn wait(&self, stream: Stream, event: DeviceEvent) -> DeviceResult<()> {
         self.context.enter()?;
         assert!(stream != Stream::Compute || !self.is_recording.get(), "events are not recorded");
+        self.enqueues_other(stream);
         // A stream need not wait for its own events.
         let pending = if stream == event.stream { None } else { self.events.borrow_mut().pending(event) };
         let Some(object) = pending else { return Ok(()) };
@@ -296,27 +312,31 @@ impl Device for CudaDevice {
         unsafe { std::ptr::copy_nonoverlapping(params.as_ptr(), copy.cast(), params.len()) };
         let mut pointers = [copy];
         let [x, y, z] = grid.blocks;
-        // SAFETY: before the call returns the driver reads as many bytes as the kernel's one parameter has. The caller
-        // vouches for their contents.
-        let result = unsafe {
-            sys::cuLaunchKernel(
-                *function,
-                x,
-                y,
-                z,
-                grid.threads,
-                1,
-                1,
-                grid.shared_bytes,
-                self.context.stream(Stream::Compute),
-                pointers.as_mut_ptr(),
-                std::ptr::null_mut(),
-            )
+        let mut may_start_early = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: Default::default(),
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
         };
+        let has_dependent_launch = self.info.compute_capability >= (9, 0);
+        let config = sys::CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: grid.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: grid.shared_bytes,
+            hStream: self.context.stream(Stream::Compute),
+            attrs: &mut may_start_early,
+            numAttrs: u32::from(has_dependent_launch && self.follows_kernel.replace(true)),
+        };
+        // SAFETY: before the call returns the driver reads the configuration and as many bytes as the kernel's one
+        // parameter has. The caller vouches for their contents. The kernel waits for those before it.
+        let result = unsafe { sys::cuLaunchKernelEx(&config, *function, pointers.as_mut_ptr(), std::ptr::null_mut()) };
         if result == CUresult::CUDA_SUCCESS {
             return Ok(());
         }
-        self.context.check(result, &format!("cuLaunchKernel({name}, {grid:?})"))
+        self.context.check(result, &format!("cuLaunchKernelEx({name}, {grid:?})"))
     }
 
     unsafe fn matmul(
@@ -328,6 +348,7 @@ impl Device for CudaDevice {
         out: DevicePtr,
     ) -> DeviceResult<()> {
         self.context.enter()?;
+        self.enqueues_other(Stream::Compute);
         // SAFETY: the caller's promise.
         unsafe { self.products.borrow_mut().enqueue(matmul, [x, w, bias, out], !self.is_recording.get()) }
     }
@@ -335,6 +356,7 @@ impl Device for CudaDevice {
     fn begin_capture(&self) -> DeviceResult<()> {
         self.context.enter()?;
         assert!(!self.is_recording.get(), "a recording within a recording");
+        self.enqueues_other(Stream::Compute);
         recording::begin(&self.context)?;
         self.is_recording.set(true);
         Ok(())
@@ -343,6 +365,7 @@ impl Device for CudaDevice {
     fn end_capture(&self) -> DeviceResult<GraphId> {
         self.context.enter()?;
         assert!(self.is_recording.take(), "a recording has begun");
+        self.enqueues_other(Stream::Compute);
         let executable = recording::end(&self.context)?;
         let mut graphs = self.graphs.borrow_mut();
         graphs.push(executable);
@@ -351,6 +374,7 @@ impl Device for CudaDevice {
 
     unsafe fn launch_graph(&self, graph: GraphId) -> DeviceResult<()> {
         self.context.enter()?;
+        self.enqueues_other(Stream::Compute);
         let executable = self.graphs.borrow()[graph.0];
         // SAFETY: the graph exists, and the caller vouches for its addresses.
         unsafe { recording::launch(&self.context, executable) }
