@@ -39,9 +39,10 @@ impl TileShape {
             kv_tile: if wide { 32 } else { 64 },
             decode_stages,
         };
-        // `(stages, thread blocks on a multiprocessor)`, best first. More stages (copies in flight) are better, and two
-        // thread blocks on a multiprocessor are better than one if that leaves two stages.
-        let candidates = [(4, 2), (3, 2), (2, 2), (4, 1), (3, 1), (2, 1)];
+        // `(stages, thread blocks on a multiprocessor)`, best first. Two thread blocks are better than one if that
+        // leaves two stages. A third one is better than a fourth stage: as many tiles are in flight, and more warps
+        // compute.
+        let candidates = [(4, 3), (3, 3), (4, 2), (3, 2), (2, 2), (4, 1), (3, 1), (2, 1)];
         let fits = |(stages, blocks): &(usize, usize)| {
             blocks * (shape(*stages).decode_shared_bytes() + 1024) <= max_shared_bytes + 1024
         };
@@ -122,5 +123,16 @@ mod tests {
         assert_eq!(TileShape::choose(DType::F16, &kv(24, DType::F16), 227 << 10), None);
         let h100 = TileShape::choose(DType::BF16, &kv(128, DType::BF16), 227 << 10).expect("supported");
         assert_eq!((h100.kv_tile, h100.decode_stages), (64, 3));
+    }
+
+    #[test]
+    fn small_heads_have_three_thread_blocks_on_hopper() {
+        for (head_dim, dtype) in
+            [(64, KvDType::Plain(DType::BF16)), (80, KvDType::Plain(DType::BF16)), (96, KvDType::Codes(CodeType::Fp8))]
+        {
+            let shape = TileShape::choose(DType::BF16, &kv(head_dim, dtype), 227 << 10).expect("supported");
+            assert!(shape.decode_stages >= 3, "as many tiles in flight as with two thread blocks");
+            assert!(3 * (shape.decode_shared_bytes() + 1024) <= 228 << 10, "{head_dim}");
+        }
     }
 }
