@@ -107,6 +107,14 @@ pub fn round_vector(vector: &[f32], dtype: KvDType) -> Vec<f64> {
 }
 
 fn round_to_codes(vector: &[f32], codes: CodeType) -> Vec<f64> {
+    let scale = scale_of(vector, codes);
+    if scale == 0.0 {
+        return vec![0.0; vector.len()];
+    }
+    vector.iter().map(|x| nearest_code(f64::from(x / scale), codes) * f64::from(scale)).collect()
+}
+
+fn scale_of(vector: &[f32], codes: CodeType) -> f32 {
     let largest = vector.iter().fold(0f32, |largest, x| largest.max(x.abs()));
     let exact = largest
         / match codes {
@@ -114,21 +122,33 @@ fn round_to_codes(vector: &[f32], codes: CodeType) -> Vec<f64> {
             CodeType::Fp8 => 448.0,
             CodeType::Int4 => 15.0,
         };
-    let mut scale = half::bf16::from_f32(exact);
-    if scale.to_f32() < exact {
-        scale = half::bf16::from_bits(scale.to_bits() + 1);
-    }
-    let scale = scale.to_f32();
-    if scale == 0.0 {
-        return vec![0.0; vector.len()];
-    }
-    let quotient = |x: &f32| match codes {
-        CodeType::Int8 => f64::from((x / scale).round_ties_even()),
-        CodeType::Fp8 => nearest_e4m3(f64::from(x / scale)),
+    let scale = half::bf16::from_f32(exact);
+    let rounds_down = scale.to_f32() < exact;
+    if rounds_down { half::bf16::from_bits(scale.to_bits() + 1) } else { scale }.to_f32()
+}
+
+/// The number that a code stands for, in units of the scale.
+fn nearest_code(quotient: f64, codes: CodeType) -> f64 {
+    match codes {
+        CodeType::Int8 => quotient.round_ties_even(),
+        CodeType::Fp8 => nearest_e4m3(quotient),
         // The nearest odd number.
-        CodeType::Int4 => f64::from(((x / scale + 15.0) / 2.0).round_ties_even() * 2.0 - 15.0),
-    };
-    vector.iter().map(|x| quotient(x) * f64::from(scale)).collect()
+        CodeType::Int4 => ((quotient + 15.0) / 2.0).round_ties_even() * 2.0 - 15.0,
+    }
+}
+
+/// Whether a vector that differs by the rounding of a rotation may have another scale or other codes.
+pub fn has_codes_at_an_edge(vector: &[f32], codes: CodeType) -> bool {
+    const ERROR: f32 = 1e-6;
+    let rotated = if codes == CodeType::Int4 { rotated(vector) } else { vector.to_vec() };
+    let scaled = |factor: f32| rotated.iter().map(|x| factor * x).collect::<Vec<_>>();
+    let scale = scale_of(&rotated, codes);
+    if scale_of(&scaled(1.0 - ERROR), codes) != scale_of(&scaled(1.0 + ERROR), codes) {
+        return true;
+    }
+    let error = rotated.iter().fold(0f32, |largest, x| largest.max(x.abs())) * ERROR;
+    let code = |x: f32| nearest_code(f64::from(x / scale), codes);
+    rotated.iter().any(|x| code(x - error) != code(x + error))
 }
 
 /// The largest power of two that divides the size of a head: the size of a block of its rotation.
