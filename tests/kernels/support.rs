@@ -151,6 +151,19 @@ pub fn has_codes_at_an_edge(vector: &[f32], codes: CodeType) -> bool {
     rotated.iter().any(|x| code(x - error) != code(x + error))
 }
 
+/// A query as it is multiplied with codes of integers: its largest magnitude is 32,258 steps, and it is rotated before
+/// if K is.
+pub fn round_query(vector: &[f32], codes: CodeType) -> Vec<f64> {
+    let is_rotated = codes == CodeType::Int4;
+    let query = if is_rotated { rotated(vector) } else { vector.to_vec() };
+    let step = query.iter().fold(0.0, |largest: f64, x| largest.max(f64::from(x.abs()))) / 32_258.0;
+    if step == 0.0 {
+        return vec![0.0; vector.len()];
+    }
+    let rounded: Vec<f64> = query.iter().map(|x| (f64::from(*x) / step).round_ties_even() * step).collect();
+    if is_rotated { rotated_by_definition(&rounded) } else { rounded }
+}
+
 /// The largest power of two that divides the size of a head: the size of a block of its rotation.
 fn rotated_block(head_dim: usize) -> usize {
     head_dim & head_dim.wrapping_neg()
