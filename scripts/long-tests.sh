@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs the tests that take too long for every change: all bombs, 1,000 failed steps, 100 times kill -9, the kernels of
-# AMX in emulation, ten minutes of soak. They take some 45 minutes on two cores. PAGETIDE_BIN names the program (default:
-# target/release/pagetide). PYTHON names a Python with the packages of tests/client/requirements.txt (default: that of
-# .ci/run). Reports go to target/long-tests.
+# AMX in emulation, ten minutes of soak. They take some 45 minutes on two cores. PAGETIDE_BIN names the program
+# (default: target/release/pagetide). PYTHON names a Python with the packages of tests/client/requirements.txt (default:
+# that of .ci/run). Reports go to target/long-tests.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -46,8 +46,8 @@ pub(super) trait Simd: Copy {
     /// Whether [`Simd::dot_four`] needs fewer instructions than four times [`Simd::dot_bytes`].
     const SUMS_FOUR: bool = false;
     /// Whether an instruction multiplies the bytes of two rows with those of two columns. Then products with quantised
-    /// weights of four rows and more use [`Simd::dot_two_rows`], and two rows are a *pair* of registers: each quarter of
-    /// a register has two columns of the first row, and the same columns of the second row.
+    /// weights of four rows and more use [`Simd::dot_two_rows`], and two rows are a *pair* of registers: each quarter
+    /// of a register has two columns of the first row, and the same columns of the second row.
     const PAIRS_ROWS: bool = false;
     /// Whether [`Simd::dot_signed`] takes weights that are 128 larger than they should be.
     const ADDS_128: bool;

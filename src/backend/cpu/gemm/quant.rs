@@ -105,8 +105,8 @@ impl<F: PanelFormat> SimdKernel for QuantKernel<'_, F> {
                 let (mut width, mut first_left) = (1, row);
                 // Small blocks are no faster when taken apart.
                 if const { !F::IS_SMALL } {
-                    // SAFETY: the panels exist (`ProductPart::run`), and no row is past the part's last. (The bounds are
-                    // constants, so that no code is made for tiles that an instruction set does not use.)
+                    // SAFETY: the panels exist (`ProductPart::run`), and no row is past the part's last. (The bounds
+                    // are constants, so that no code is made for tiles that an instruction set does not use.)
                     unsafe {
                         if const { S::QUANT_ROWS == 8 && S::QUANT_PANELS == 2 } && left >= 2 {
                             width = 2;
@@ -225,8 +225,8 @@ impl<F: PanelFormat> QuantKernel<'_, F> {
         }
     }
 
-    /// One row of a panel. The kernel of a single row takes its words side by side, which saves address arithmetic. So a
-    /// row that has others in its tile of the input is computed with one of these.
+    /// One row of a panel. The kernel of a single row takes its words side by side, which saves address arithmetic. So
+    /// a row that has others in its tile of the input is computed with one of these.
     ///
     /// # Safety
     /// The row and the panel exist.
@@ -245,7 +245,8 @@ impl<F: PanelFormat> QuantKernel<'_, F> {
         }
     }
 
-    /// Computes `M` rows of a panel in registers, and stores some of them. A single row is alone in its tile of the input.
+    /// Computes `M` rows of a panel in registers, and stores some of them. A single row is alone in its tile of the
+    /// input.
     ///
     /// # Safety
     /// The input has the rows `row .. row + M`. The stored ones and the panel exist.

@@ -103,8 +103,8 @@ unsafe fn dot_bytes(acc: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
     out
 }
 
-/// Adds the products of two rows `x` with two columns `w`, each of eight bytes: lanes 0 and 1 are the two columns of the
-/// first row, lanes 2 and 3 those of the second. In assembly because the intrinsic is not stable.
+/// Adds the products of two rows `x` with two columns `w`, each of eight bytes: lanes 0 and 1 are the two columns of
+/// the first row, lanes 2 and 3 those of the second. In assembly because the intrinsic is not stable.
 ///
 /// # Safety
 /// The processor has NEON's matrix products of bytes.

@@ -30,8 +30,8 @@ fn prefetch<S: Simd, F: PanelFormat>(simd: S, chunk: *const u8, step: usize) {
     }
 }
 
-/// Adds the products of a chunk of `P` panels with `M` rows, or with pairs of rows ([`has_pairs`]). Only a panel that is
-/// alone is prefetched.
+/// Adds the products of a chunk of `P` panels with `M` rows, or with pairs of rows ([`has_pairs`]). Only a panel that
+/// is alone is prefetched.
 ///
 /// # Safety
 /// `at` are chunks in this format, and the input has this chunk of these rows.

@@ -37,7 +37,8 @@ pub struct QuantRow {
     /// them.
     pub pairs_16: *const u32,
     pub pairs_32: *const u32,
-    /// With [`TileLayout::has_codes_by_row`], the codes in segments of 64 elements: `[segment][row of the tile][element]`.
+    /// With [`TileLayout::has_codes_by_row`], the codes in segments of 64 elements: `[segment][row of the
+    /// tile][element]`.
     pub by_row: *const u8,
     /// Words from place to place.
     pub stride: usize,
