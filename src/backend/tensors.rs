@@ -28,6 +28,31 @@ impl DType {
             DType::BF16 => "bfloat16",
         }
     }
+
+    /// The numbers of little-endian bytes.
+    pub fn decode(self, bytes: &[u8]) -> Vec<f32> {
+        elements(bytes, self).collect()
+    }
+
+    /// The little-endian bytes of numbers, each rounded as [`DType::encode_to`] does.
+    pub fn encode(self, values: &[f32]) -> Vec<u8> {
+        let mut bytes = vec![0; values.len() * self.size_bytes()];
+        self.encode_to(values.iter().copied(), &mut bytes);
+        bytes
+    }
+
+    /// Writes numbers in little-endian bytes, each rounded to the nearest of this type, and to the even one of two.
+    pub fn encode_to(self, values: impl Iterator<Item = f32>, out: &mut [u8]) {
+        match self {
+            DType::F32 => write_elements(values.map(f32::to_le_bytes), out),
+            DType::F16 => write_elements(values.map(|x| half::f16::from_f32(x).to_le_bytes()), out),
+            DType::BF16 => write_elements(values.map(|x| half::bf16::from_f32(x).to_le_bytes()), out),
+        }
+    }
+}
+
+fn write_elements<const BYTES: usize>(elements: impl Iterator<Item = [u8; BYTES]>, out: &mut [u8]) {
+    out.as_chunks_mut().0.iter_mut().zip(elements).for_each(|(out, element)| *out = element);
 }
 
 /// How a checkpoint stores the elements of a tensor.
@@ -86,7 +111,7 @@ impl WeightFormat {
     /// Converts whole blocks to float32.
     pub(crate) fn to_f32(self, bytes: &[u8]) -> Vec<f32> {
         match self {
-            Self::Plain(dtype) => elements(bytes, dtype).collect(),
+            Self::Plain(dtype) => dtype.decode(bytes),
             Self::Quantized(format) => {
                 let blocks = bytes.chunks_exact(format.block_bytes());
                 let mut values = vec![0.0; blocks.len() * format.block_weights()];

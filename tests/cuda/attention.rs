@@ -96,8 +96,7 @@ impl Case {
         if let Some(codes) = self.codes {
             for row in numbers.chunks_exact_mut(self.cols()) {
                 for vector in row[num_heads * head_dim..].chunks_exact_mut(head_dim) {
-                    let read = coded(vector, codes);
-                    vector.iter_mut().zip(read).for_each(|(x, read)| *x = round(read, self.dtype));
+                    vector.copy_from_slice(&round(&coded(vector, codes), self.dtype));
                 }
             }
         }
@@ -388,7 +387,7 @@ fn mean_of_halves(
     backend.allocate_kv(kv, num_tokens / BLOCK_SIZE, 0).unwrap();
     for (block, value) in [(0, 1.0), (1, 0.0)] {
         let content = [vec![KEY; num_heads * BLOCK_SIZE * HEAD_DIM], vec![value; num_heads * BLOCK_SIZE * HEAD_DIM]];
-        backend.write_blocks(&[BlockId(block)], &bytes(&content.concat(), dtype));
+        backend.write_blocks(&[BlockId(block)], &dtype.encode(&content.concat()));
     }
     let mut batch = Batch::default();
     let table: Vec<u32> =

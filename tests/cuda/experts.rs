@@ -52,7 +52,7 @@ impl Case {
     /// Numbers in [-size, size), in a checkpoint's format.
     fn stored(&self, n: usize, size: f32, seed: u64) -> Vec<u8> {
         let numbers: Vec<f32> = Random(self.seed ^ seed << 8).floats(n, DType::F32).iter().map(|x| x * size).collect();
-        bytes(&numbers, self.dtype)
+        self.dtype.encode(&numbers)
     }
 }
 
@@ -89,7 +89,7 @@ fn experts<B: Backend>(backend: &B, case: &Case, quantised: bool) -> Experts<B::
         None => case.stored(n, size, seed),
         Some(format) => {
             let blocks = blocks(format, n / format.block().0, &mut Random(case.seed ^ seed << 8));
-            if quantised { blocks } else { bytes(&dequantized(format, &blocks, case.dtype), case.dtype) }
+            if quantised { blocks } else { case.dtype.encode(&dequantized(format, &blocks, case.dtype)) }
         }
     };
     let held = case.format.filter(|_| quantised).unwrap_or(case.dtype.into());

@@ -51,7 +51,8 @@ impl Case {
         let mut numbers = random.floats(self.rows() * self.shape().qkv_cols(), self.dtype);
         for (i, vector) in numbers.chunks_exact_mut(head_dim).enumerate() {
             let size = 2_f32.powi(random.range(0, 24) as i32 - 12);
-            vector.iter_mut().for_each(|x| *x = round(*x * size, self.dtype));
+            let sized: Vec<f32> = vector.iter().map(|x| x * size).collect();
+            vector.copy_from_slice(&round(&sized, self.dtype));
             match i % 29 {
                 3 => vector.fill(0.0),
                 7 => vector[head_dim - 1] = f32::NAN,

@@ -75,8 +75,7 @@ pub fn blocks(format: WeightFormat, count: usize, random: &mut Random) -> Vec<u8
 pub fn dequantized(format: WeightFormat, bytes: &[u8], dtype: DType) -> Vec<f32> {
     let (block_weights, block_bytes) = format.block();
     let cols = bytes.len() / block_bytes * block_weights;
-    let weights = HostTensor { format, rows: 1, cols, bytes }.to_f32();
-    weights.iter().map(|weight| round(*weight, dtype)).collect()
+    round(&HostTensor { format, rows: 1, cols, bytes }.to_f32(), dtype)
 }
 
 impl Case {
@@ -152,7 +151,7 @@ impl Case {
     fn on_cuda(&self, device: &Rc<dyn Device>) -> Vec<f32> {
         let mut backend = self.backend(device);
         let matrix = self.matrix(&backend);
-        let biases = bytes(&self.biases(), DType::F32);
+        let biases = DType::F32.encode(&self.biases());
         let tensor = HostTensor { format: DType::F32.into(), rows: 1, cols: self.n(), bytes: &biases };
         let bias = backend.vector(&[tensor]).unwrap();
         let x = backend.tensor(self.rows, self.k, TensorRole::Activation).unwrap();

@@ -137,7 +137,8 @@ impl Case {
     }
 
     fn numbers(&self, n: usize, seed: u64) -> Vec<f32> {
-        Random(self.seed ^ (seed << 20)).floats(n, self.dtype).into_iter().map(|x| round(3.0 * x, self.dtype)).collect()
+        let numbers = Random(self.seed ^ (seed << 20)).floats(n, self.dtype);
+        round(&numbers.into_iter().map(|x| 3.0 * x).collect::<Vec<_>>(), self.dtype)
     }
 }
 
@@ -147,7 +148,7 @@ fn run<H: Bench>(bench: &mut H, case: &Case) -> Vec<(&'static str, Vec<f32>)> {
     let mut results = Vec::new();
     let batch = case.batch();
     bench.backend().allocate_kv(case.layout(), NUM_BLOCKS, 0).unwrap();
-    let stored = |values: &[f32]| bytes(values, dtype);
+    let stored = |values: &[f32]| dtype.encode(values);
     let matrix = |bench: &mut H, n: usize, k: usize, seed: u64| {
         let bytes = stored(&case.numbers(n * k, seed));
         bench.backend().matrix(&[HostTensor { format: dtype.into(), rows: n, cols: k, bytes: &bytes }], dtype).unwrap()
@@ -245,7 +246,7 @@ fn run<H: Bench>(bench: &mut H, case: &Case) -> Vec<(&'static str, Vec<f32>)> {
     bench.backend().qk_norm(&mut qkv, &shape, &q, &k);
     results.push(("qk_norm", bench.values(&qkv, rows * qkv_cols)));
     // Rounded again, so that the next operation is compared separately.
-    let rounded: Vec<f32> = bench.values(&qkv, rows * qkv_cols).iter().map(|x| round(*x, DType::F16)).collect();
+    let rounded = round(&bench.values(&qkv, rows * qkv_cols), DType::F16);
     bench.fill(&mut qkv, &rounded);
 
     let rope = Rope {
@@ -278,7 +279,7 @@ fn written<H: Bench>(bench: &mut H, case: &Case, batch: &Batch) -> Vec<f32> {
     let KvLayout { num_layers, num_kv_heads, head_dim, block_size, .. } = case.layout();
     let mut values = Vec::new();
     for slot in &batch.slots {
-        let block = floats(&bench.block(slot / block_size as u32), case.dtype);
+        let block = case.dtype.decode(&bench.block(slot / block_size as u32));
         for head in 0..num_layers * 2 * num_kv_heads {
             let start = (head * block_size + *slot as usize % block_size) * head_dim;
             values.extend(&block[start..start + head_dim]);

@@ -104,32 +104,13 @@ impl Random {
 
     /// Numbers that `dtype` represents exactly.
     pub fn floats(&mut self, n: usize, dtype: DType) -> Vec<f32> {
-        (0..n).map(|_| round(self.float(), dtype)).collect()
+        round(&(0..n).map(|_| self.float()).collect::<Vec<_>>(), dtype)
     }
 }
 
-pub fn round(x: f32, dtype: DType) -> f32 {
-    match dtype {
-        DType::F32 => x,
-        DType::F16 => half::f16::from_f32(x).to_f32(),
-        DType::BF16 => half::bf16::from_f32(x).to_f32(),
-    }
-}
-
-pub fn bytes(values: &[f32], dtype: DType) -> Vec<u8> {
-    match dtype {
-        DType::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
-        DType::F16 => values.iter().flat_map(|x| half::f16::from_f32(*x).to_le_bytes()).collect(),
-        DType::BF16 => values.iter().flat_map(|x| half::bf16::from_f32(*x).to_le_bytes()).collect(),
-    }
-}
-
-pub fn floats(bytes: &[u8], dtype: DType) -> Vec<f32> {
-    match dtype {
-        DType::F32 => bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
-        DType::F16 => bytes.as_chunks().0.iter().map(|b| half::f16::from_le_bytes(*b).to_f32()).collect(),
-        DType::BF16 => bytes.as_chunks().0.iter().map(|b| half::bf16::from_le_bytes(*b).to_f32()).collect(),
-    }
+/// Rounds numbers to those of `dtype`.
+pub fn round(values: &[f32], dtype: DType) -> Vec<f32> {
+    dtype.decode(&dtype.encode(values))
 }
 
 /// `vector` as a KV cache of these codes of a byte holds it, by the definition of [`CodeType`].
@@ -165,7 +146,7 @@ pub fn upload_bytes(device: &Rc<dyn Device>, bytes: &[u8]) -> DeviceBuffer {
 }
 
 pub fn upload(device: &Rc<dyn Device>, values: &[f32], dtype: DType) -> DeviceBuffer {
-    upload_bytes(device, &bytes(values, dtype))
+    upload_bytes(device, &dtype.encode(values))
 }
 
 /// All bytes of a buffer, once everything enqueued is done.
@@ -180,7 +161,7 @@ pub fn download_bytes(device: &Rc<dyn Device>, buffer: &DeviceBuffer) -> Vec<u8>
 }
 
 pub fn download(device: &Rc<dyn Device>, buffer: &DeviceBuffer, dtype: DType) -> Vec<f32> {
-    floats(&download_bytes(device, buffer), dtype)
+    dtype.decode(&download_bytes(device, buffer))
 }
 
 #[track_caller]
@@ -225,7 +206,7 @@ pub fn set(device: &Rc<dyn Device>, tensor: &CudaTensor, values: &[f32]) {
     if values.is_empty() {
         return;
     }
-    let bytes = bytes(values, tensor.dtype());
+    let bytes = tensor.dtype().encode(values);
     let mut staging = PinnedBuffer::new(device, bytes.len()).unwrap();
     // SAFETY: no enqueued operation uses it.
     unsafe { staging.as_mut_slice() }.copy_from_slice(&bytes);

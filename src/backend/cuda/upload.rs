@@ -144,17 +144,9 @@ pub(super) fn converted(uploader: &mut Uploader, parts: &[HostTensor<'_>], dtype
 }
 
 fn convert(bytes: &[u8], from: DType, to: DType, out: &mut [u8]) {
-    let elements = crate::elements(bytes, from);
-    match to {
-        _ if from == to => out.copy_from_slice(bytes),
-        DType::F32 => out.as_chunks_mut().0.iter_mut().zip(elements).for_each(|(out, x)| *out = x.to_le_bytes()),
-        DType::F16 => {
-            let bits = elements.map(|x| half::f16::from_f32(x).to_le_bytes());
-            out.as_chunks_mut().0.iter_mut().zip(bits).for_each(|(out, bits)| *out = bits);
-        }
-        DType::BF16 => {
-            let bits = elements.map(|x| half::bf16::from_f32(x).to_le_bytes());
-            out.as_chunks_mut().0.iter_mut().zip(bits).for_each(|(out, bits)| *out = bits);
-        }
+    if from == to {
+        out.copy_from_slice(bytes);
+    } else {
+        to.encode_to(crate::elements(bytes, from), out);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::pieces::ModulePieces;
 use super::scheme::ScaleSpan;
-use half::{bf16, f16};
+use half::f16;
 use pagetide_backend::fp8::{self, E4M3_VALUES, FP8_BLOCK_BYTES, FP8_BLOCK_WEIGHTS};
 use pagetide_backend::quant::QuantFormat;
 use pagetide_backend::{DType, HostTensor, WeightFormat};
@@ -374,16 +374,8 @@ impl<'c> QuantModule<'c> {
             }
             col = next;
         }
-        match dtype {
-            DType::F32 => write_elements(values, out, f32::to_le_bytes),
-            DType::F16 => write_elements(values, out, |value| f16::from_f32(value).to_le_bytes()),
-            DType::BF16 => write_elements(values, out, |value| bf16::from_f32(value).to_le_bytes()),
-        }
+        dtype.encode_to(values.iter().copied(), out);
     }
-}
-
-fn write_elements<const BYTES: usize>(values: &[f32], out: &mut [u8], bytes: impl Fn(f32) -> [u8; BYTES]) {
-    out.as_chunks_mut().0.iter_mut().zip(values).for_each(|(out, value)| *out = bytes(*value));
 }
 
 /// Writes a block of Q4_0, Q4_1 or Q8_0. The minimum of Q4_1 is what code 0 stands for.

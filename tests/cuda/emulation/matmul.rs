@@ -1,6 +1,5 @@
 //! Matrix products of the emulated device.
 
-use crate::support::{bytes, floats};
 use pagetide::backend::DType;
 use pagetide::backend::cuda::device::{DevicePtr, Matmul};
 
@@ -15,7 +14,7 @@ pub(super) fn multiply(matmul: &Matmul, x: DevicePtr, w: DevicePtr, bias: Device
             result.push(dot(x, w) + bias);
         }
     }
-    bytes(&result, out_dtype)
+    out_dtype.encode(&result)
 }
 
 /// Tests are compiled without optimisation, where a plain loop is several times as fast as an iterator.
@@ -31,5 +30,5 @@ fn dot(x: &[f32], w: &[f32]) -> f32 {
 fn read(from: DevicePtr, len: usize, dtype: DType) -> Vec<f32> {
     // SAFETY: the caller that enqueued the operation promised the range.
     let bytes = unsafe { std::slice::from_raw_parts(from.0 as *const u8, len * dtype.size_bytes()) };
-    floats(bytes, dtype)
+    dtype.decode(bytes)
 }

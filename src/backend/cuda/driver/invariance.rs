@@ -243,10 +243,6 @@ fn pattern(k: usize, dtype: DType) -> Vec<u8> {
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         ((z ^ (z >> 31)) >> 40) as f32 / (1u32 << 23) as f32 - 1.0
     };
-    let numbers = (1..=PATTERN_ROWS * k).map(number);
-    match dtype {
-        DType::F32 => numbers.flat_map(f32::to_ne_bytes).collect(),
-        DType::F16 => numbers.flat_map(|x| half::f16::from_f32(x).to_ne_bytes()).collect(),
-        DType::BF16 => numbers.flat_map(|x| half::bf16::from_f32(x).to_ne_bytes()).collect(),
-    }
+    let numbers: Vec<f32> = (1..=PATTERN_ROWS * k).map(number).collect();
+    dtype.encode(&numbers)
 }
