@@ -14,7 +14,7 @@
 
 namespace emulation {
 
-__thread Block* block = nullptr;
+__thread Block* block __attribute__((tls_model("initial-exec"))) = nullptr;
 
 namespace {
 
@@ -54,6 +54,15 @@ struct Warp {
     uint32_t exited = 0;
     // Lanes may split into groups that exchange at the same time. At most this many exchanges are in use at once.
     WarpExchange exchanges[8];
+    int num_used = 0;
+
+    void reset() {
+        exited = 0;
+        num_used = 0;
+        for (WarpExchange& exchange : exchanges) {
+            exchange.used = false;
+        }
+    }
 };
 
 class BlockRunner : public Block {
@@ -112,7 +121,10 @@ bool BlockRunner::run(int num_threads, size_t bytes, Order thread_order, uint64_
     arriving_and = 1;
     num_living = num_threads;
     memset(dynamic_shared, POISON, shared_bytes + SHARED_GUARD_BYTES);
-    warps.assign((num_threads + WARP - 1) / WARP, Warp());
+    warps.resize((num_threads + WARP - 1) / WARP);
+    for (Warp& warp : warps) {
+        warp.reset();
+    }
     while (static_cast<int>(threads.size()) < num_threads) {
         threads.push_back(std::make_unique<FiberThread>());
     }
@@ -248,7 +260,10 @@ Exchange& BlockRunner::exchange(const char* name, uint32_t mask, const void* byt
         fail(std::string(name) + ": the mask names a lane that has exited or never was");
     }
     WarpExchange* found = nullptr;
-    for (WarpExchange& exchange : warp.exchanges) {
+    int used_left = warp.num_used;
+    for (WarpExchange* next = warp.exchanges; used_left > 0; next++) {
+        WarpExchange& exchange = *next;
+        used_left -= exchange.used;
         const bool overlaps = exchange.used && exchange.open && (exchange.mask & mask) != 0;
         if (overlaps && exchange.mask == mask && (exchange.name == name || strcmp(exchange.name, name) == 0)) {
             found = &exchange;
@@ -263,6 +278,7 @@ Exchange& BlockRunner::exchange(const char* name, uint32_t mask, const void* byt
             fail(std::string(name) + ": too many groups of one warp exchange at once");
         }
         found->used = found->open = true;
+        warp.num_used++;
         found->name = name;
         found->mask = mask;
         found->arrived = 0;
@@ -275,7 +291,7 @@ Exchange& BlockRunner::exchange(const char* name, uint32_t mask, const void* byt
         wait(name);
         return *found;
     }
-    found->open = found->is_decoded = false;
+    found->open = found->is_computed = false;
     found->readers_left = __builtin_popcount(mask);
     for (FiberThread* thread : found->waiting) {
         make_ready(thread);
@@ -317,7 +333,56 @@ void end_exchange(Exchange& exchange) {
     WarpExchange& ended = static_cast<WarpExchange&>(exchange);
     if (--ended.readers_left == 0) {
         ended.used = false;
+        runner().me().warp->num_used--;
     }
+}
+
+namespace {
+
+// Eight numbers, which the compiler keeps in a vector register where the processor has one of this size.
+using Row = float __attribute__((vector_size(32)));
+
+// Fills `all.computed` from the fragments that all lanes brought.
+template <float TO_FLOAT(uint16_t)> void multiply_fragments(Exchange& all) {
+    float a[16][16];
+    Row b[16], c[16];
+    for (int lane = 0; lane < WARP; lane++) {
+        MmaFragments of_lane;
+        memcpy(&of_lane, all.brought[lane], sizeof of_lane);
+        const int group = lane / 4, in_group = lane % 4;
+        for (int i = 0; i < 8; i++) {
+            const int row = group + 8 * (i / 2 % 2), column = 2 * in_group + i % 2 + 8 * (i / 4);
+            a[row][column] = TO_FLOAT(static_cast<uint16_t>(of_lane.a[i / 2] >> 16 * (i % 2)));
+        }
+        for (int i = 0; i < 4; i++) {
+            b[2 * in_group + i % 2 + 8 * (i / 2)][group] =
+                TO_FLOAT(static_cast<uint16_t>(of_lane.b[i / 2] >> 16 * (i % 2)));
+            c[group + 8 * (i / 2)][2 * in_group + i % 2] = of_lane.c[i];
+        }
+    }
+    for (int row = 0; row < 16; row++) {
+        for (int k = 0; k < 16; k++) {
+            c[row] += a[row][k] * b[k];
+        }
+    }
+    for (int lane = 0; lane < WARP; lane++) {
+        for (int i = 0; i < 4; i++) {
+            all.computed[lane][i] = c[lane / 4 + 8 * (i / 2)][2 * (lane % 4) + i % 2];
+        }
+    }
+}
+
+}  // namespace
+
+void multiply(HalfType type, MmaFragments& fragments) {
+    static_assert(sizeof fragments <= Exchange::MAX_BYTES, "an exchange carries no more bytes");
+    Exchange& all = exchange("mma", ~0u, &fragments, sizeof fragments);
+    if (!all.is_computed) {
+        type == HalfType::F16 ? multiply_fragments<f16_to_float>(all) : multiply_fragments<bf16_to_float>(all);
+        all.is_computed = true;
+    }
+    memcpy(fragments.c, all.computed[block->current->lane], sizeof fragments.c);
+    end_exchange(all);
 }
 
 void copy_async(void* to, const void* from, bool valid) {

@@ -15,6 +15,19 @@ struct dim3 {
     constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
 
+inline float f16_to_float(uint16_t bits) {
+    _Float16 value;
+    memcpy(&value, &bits, sizeof value);
+    return static_cast<float>(value);
+}
+
+inline float bf16_to_float(uint16_t bits) {
+    const uint32_t float_bits = uint32_t(bits) << 16;
+    float value;
+    memcpy(&value, &float_bits, sizeof value);
+    return value;
+}
+
 namespace emulation {
 
 constexpr int WARP = 32;
@@ -41,12 +54,20 @@ struct Thread {
     int lane = 0;
 };
 
-// An exchange among the lanes of a mask: each lane brings up to 32 bytes and reads what the others brought.
+// An exchange among the lanes of a mask: each lane brings some bytes and reads what the others brought.
 struct Exchange {
-    alignas(16) unsigned char brought[WARP][32];
-    // What the first lane that reads has made of this for the others, too.
-    bool is_decoded;
-    float decoded[WARP][12];
+    static constexpr size_t MAX_BYTES = 48;
+
+    alignas(16) unsigned char brought[WARP][MAX_BYTES];
+    // In `multiply`: the first lane that reads computes the results of all.
+    bool is_computed;
+    float computed[WARP][4];
+};
+
+// A lane's part of the operands of `mma.m16n8k16`, as PTX distributes them: two elements of A or B in a register.
+struct MmaFragments {
+    uint32_t a[4], b[2];
+    float c[4];
 };
 
 // The part of a running block that kernels look at.
@@ -68,6 +89,11 @@ void barrier(int predicate, const char* name);
 // The current thread brings `bytes` and waits until all lanes of `mask` have. `end_exchange` follows, once it has read.
 Exchange& exchange(const char* name, uint32_t mask, const void* bytes, size_t size);
 void end_exchange(Exchange& exchange);
+
+// All lanes of a warp bring the fragments of A, B and C, with elements of `type`. A lane's part of
+// C + A · B comes back in its `c`. Each element adds its products to that of C, in the order of A's columns.
+enum class HalfType { F16, BF16 };
+void multiply(HalfType type, MmaFragments& fragments);
 
 // Copies as `cp.async` does: the target is poisoned until the thread waits for the copy.
 void copy_async(void* to, const void* from, bool valid);

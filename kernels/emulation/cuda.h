@@ -44,7 +44,7 @@ namespace emulation {
 
 // Each lane of `mask` brings a value and gets that of lane `source`.
 template <class T> inline T shuffle(const char* name, uint32_t mask, T value, int source) {
-    static_assert(sizeof(T) <= 32, "an exchange carries up to 32 bytes");
+    static_assert(sizeof(T) <= Exchange::MAX_BYTES, "an exchange carries no more bytes");
     Exchange& all = exchange(name, mask, &value, sizeof(T));
     if ((mask >> source & 1) == 0) {
         fail(name, ": reads from a lane outside of its mask");

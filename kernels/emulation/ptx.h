@@ -8,12 +8,6 @@ inline void wait_for_earlier_kernels() {}
 
 // --- conversions
 
-inline float f16_to_float(uint16_t bits) {
-    _Float16 value;
-    memcpy(&value, &bits, sizeof value);
-    return static_cast<float>(value);
-}
-
 inline uint16_t float_to_f16(float x) {
     const _Float16 value = static_cast<_Float16>(x);
     uint16_t bits;
@@ -75,47 +69,16 @@ template <bool TRANSPOSED> inline void load_matrix(uint32_t (&r)[4], const void*
     end_exchange(all);
 }
 
-// A lane's part of both operands of an mma: four registers of A, and two of B.
-struct Fragments {
-    uint32_t registers[6];
-};
-
-template <class T> inline float half_of(uint32_t packed, int i) {
-    return to_float(T{static_cast<uint16_t>(i == 0 ? packed & 0xffff : packed >> 16)});
-}
-
-template <class T> inline void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    const Fragments mine = {{a[0], a[1], a[2], a[3], b0, b1}};
-    Exchange& all = exchange("mma", ~0u, &mine, sizeof mine);
-    if (!all.is_decoded) {
-        for (int lane = 0; lane < WARP; lane++) {
-            Fragments brought;
-            memcpy(&brought, all.brought[lane], sizeof brought);
-            for (int i = 0; i < 12; i++) {
-                all.decoded[lane][i] = half_of<T>(brought.registers[i / 2], i % 2);
-            }
-        }
-        all.is_decoded = true;
-    }
-    const int g = block->current->lane / 4, t = block->current->lane % 4;
-    for (int i = 0; i < 4; i++) {
-        const int row = g + 8 * (i / 2), column = 2 * t + i % 2;
-        float sum = c[i];
-        for (int k = 0; k < 16; k++) {
-            const float x = all.decoded[row % 8 * 4 + k % 8 / 2][2 * (row / 8 + 2 * (k / 8)) + k % 2];
-            const float y = all.decoded[column * 4 + k % 8 / 2][8 + 2 * (k / 8) + k % 2];
-            sum += x * y;
-        }
-        c[i] = sum;
-    }
-    end_exchange(all);
-}
-
 }  // namespace emulation
 
 inline void load_matrix_x4(uint32_t (&r)[4], const void* row) { emulation::load_matrix<false>(r, row); }
 inline void load_matrix_x4_trans(uint32_t (&r)[4], const void* row) { emulation::load_matrix<true>(r, row); }
 
-template <class T> inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, T) {
-    emulation::multiply<T>(c, a, b0, b1);
+inline emulation::HalfType half_type(f16) { return emulation::HalfType::F16; }
+inline emulation::HalfType half_type(bf16) { return emulation::HalfType::BF16; }
+
+template <class T> inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, T type) {
+    emulation::MmaFragments fragments = {{a[0], a[1], a[2], a[3]}, {b0, b1}, {c[0], c[1], c[2], c[3]}};
+    emulation::multiply(half_type(type), fragments);
+    memcpy(c, fragments.c, sizeof fragments.c);
 }

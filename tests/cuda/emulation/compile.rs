@@ -15,8 +15,10 @@ use std::sync::{Condvar, LazyLock, Mutex};
 
 const FLAGS: &[&str] = &[
     "-std=c++17",
-    "-O1",
+    "-Og",
     "-fPIC",
+    "-fno-exceptions",
+    "-fno-asynchronous-unwind-tables",
     "-shared",
     "-DCUDA_EMULATION",
     // Kernels read numbers as bytes and bytes as numbers.
