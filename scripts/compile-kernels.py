@@ -57,7 +57,8 @@ class Module:
         ]
         done = subprocess.run(compile_it, capture_output=True, text=True)
         log = done.stdout + done.stderr
-        if done.returncode != 0 or re.search(r"\bwarning\b", log, re.IGNORECASE):
+        # ptxas only informs of products of warp groups that it makes wait for each other.
+        if done.returncode != 0 or re.search(r"\bwarning\b|potential performance loss", log, re.IGNORECASE):
             self.error = log
             return
         self.kernels = read_ptxas(log)

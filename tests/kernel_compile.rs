@@ -2,7 +2,7 @@
 //! machine. This needs no GPU and no driver, only NVRTC. It is taken from `PAGETIDE_TEST_NVRTC`, the folder of
 //! `libnvrtc.so`, or from where the program looks. `scripts/compile-kernels.sh` gets NVRTC and nvcc from pip.
 
-use pagetide_backend::cuda::attention::{TileShape, simple_shared_bytes};
+use pagetide_backend::cuda::attention::{TileShape, WarpGroupPrefill, simple_shared_bytes};
 use pagetide_backend::cuda::device::{DeviceError, DeviceInfo, ModuleSource};
 use pagetide_backend::cuda::driver::{DriverOptions, NEWEST_CUDA, compiler, open_nvrtc};
 use pagetide_backend::cuda::experts::{PRODUCT_SHARED_BYTES, routing_shared_bytes};
@@ -121,6 +121,10 @@ fn add(all: &mut Vec<Specialisation>, arch: &str, options: &CudaOptions, info: &
                 ("attention_prefill", shape.prefill_shared_bytes()),
                 ("attention_decode", shape.decode_shared_bytes()),
             ],
+            ("attention_hopper.cu", _) => {
+                let kernel = WarpGroupPrefill::choose(options, info).expect("it has a module");
+                vec![("attention_prefill_hopper", kernel.shared_bytes())]
+            }
             ("attention_rows.cu", _) => vec![("attention_rows", simple_shared_bytes(head_dim))],
             ("experts.cu", shape) => {
                 let [route, group] = routing_shared_bytes(NUM_EXPERTS);

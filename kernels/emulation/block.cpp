@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <deque>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -65,6 +66,12 @@ struct Warp {
     }
 };
 
+// What `mbarrier_init` makes. It is kept beside the block's memory, which has an address of it only.
+struct Mbarrier {
+    uint32_t count = 0, arrived = 0, phase = 0;
+    std::vector<FiberThread*> waiting;
+};
+
 class BlockRunner : public Block {
 public:
     // Runs one block of `threads`. Returns false where it failed; `error` says why.
@@ -77,6 +84,11 @@ public:
 
     FiberThread& me() { return *static_cast<FiberThread*>(current); }
     void barrier(int predicate, const char* name);
+    void named_barrier(int id, int num_threads);
+    void mbarrier_init(uint64_t* at, uint32_t count);
+    Mbarrier& mbarrier_at(uint64_t* at);
+    void mbarrier_arrive(uint64_t* at);
+    void mbarrier_wait(uint64_t* at, uint32_t parity);
     Exchange& exchange(const char* name, uint32_t mask, const void* bytes, size_t size);
     [[noreturn]] void fail(const std::string& why);
 
@@ -87,6 +99,7 @@ private:
     // Lets others run until one of them makes the current thread ready.
     void wait(const char* where);
     void release_barrier();
+    void release(std::vector<FiberThread*>& waiting);
     void make_ready(FiberThread* thread) { ready.push_back(thread); }
     void leave_to_next();
     bool guard_is_intact() const;
@@ -96,6 +109,8 @@ private:
     std::vector<Warp> warps;
     std::deque<FiberThread*> ready;
     std::vector<FiberThread*> at_barrier;
+    std::vector<FiberThread*> at_named_barriers[NAMED_BARRIERS];
+    std::map<uint64_t*, Mbarrier> mbarriers;
     int num_living = 0;
     int arriving_or = 0, arriving_and = 1, arriving_count = 0;
     Order order = Order::FirstReady;
@@ -117,6 +132,10 @@ bool BlockRunner::run(int num_threads, size_t bytes, Order thread_order, uint64_
     error.clear();
     ready.clear();
     at_barrier.clear();
+    for (std::vector<FiberThread*>& waiting : at_named_barriers) {
+        waiting.clear();
+    }
+    mbarriers.clear();
     arriving_or = arriving_count = 0;
     arriving_and = 1;
     num_living = num_threads;
@@ -244,10 +263,54 @@ void BlockRunner::release_barrier() {
     barrier_count = arriving_count;
     arriving_or = arriving_count = 0;
     arriving_and = 1;
-    for (FiberThread* thread : at_barrier) {
+    release(at_barrier);
+}
+
+void BlockRunner::release(std::vector<FiberThread*>& waiting) {
+    for (FiberThread* thread : waiting) {
         make_ready(thread);
     }
-    at_barrier.clear();
+    waiting.clear();
+}
+
+void BlockRunner::named_barrier(int id, int num_threads) {
+    std::vector<FiberThread*>& waiting = at_named_barriers[id];
+    waiting.push_back(&me());
+    if (static_cast<int>(waiting.size()) == num_threads) {
+        release(waiting);
+    }
+    wait("a named barrier");
+}
+
+void BlockRunner::mbarrier_init(uint64_t* at, uint32_t count) {
+    if (!mbarriers.emplace(at, Mbarrier{count, 0, 0, {}}).second) {
+        fail("an mbarrier is initialised twice");
+    }
+}
+
+Mbarrier& BlockRunner::mbarrier_at(uint64_t* at) {
+    const auto found = mbarriers.find(at);
+    if (found == mbarriers.end()) {
+        fail("an mbarrier that was not initialised");
+    }
+    return found->second;
+}
+
+void BlockRunner::mbarrier_arrive(uint64_t* at) {
+    Mbarrier& barrier = mbarrier_at(at);
+    if (++barrier.arrived == barrier.count) {
+        barrier.arrived = 0;
+        barrier.phase++;
+        release(barrier.waiting);
+    }
+}
+
+void BlockRunner::mbarrier_wait(uint64_t* at, uint32_t parity) {
+    Mbarrier& barrier = mbarrier_at(at);
+    while (barrier.phase % 2 == parity) {
+        barrier.waiting.push_back(&me());
+        wait("an mbarrier");
+    }
 }
 
 Exchange& BlockRunner::exchange(const char* name, uint32_t mask, const void* bytes, size_t size) {
@@ -324,6 +387,10 @@ bool BlockRunner::guard_is_intact() const {
 }  // namespace
 
 void barrier(int predicate, const char* name) { runner().barrier(predicate, name); }
+void named_barrier(int id, int threads) { runner().named_barrier(id, threads); }
+void mbarrier_init(uint64_t* barrier, uint32_t count) { runner().mbarrier_init(barrier, count); }
+void mbarrier_arrive(uint64_t* barrier) { runner().mbarrier_arrive(barrier); }
+void mbarrier_wait(uint64_t* barrier, uint32_t parity) { runner().mbarrier_wait(barrier, parity); }
 
 Exchange& exchange(const char* name, uint32_t mask, const void* bytes, size_t size) {
     return runner().exchange(name, mask, bytes, size);

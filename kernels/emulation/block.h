@@ -34,6 +34,8 @@ constexpr int WARP = 32;
 constexpr size_t MAX_SHARED_BYTES = 227 * 1024;
 // Bytes behind the dynamic shared memory that no thread may write.
 constexpr size_t SHARED_GUARD_BYTES = 1024;
+// As many barriers has a thread block, that of __syncthreads included.
+constexpr int NAMED_BARRIERS = 16;
 // A pattern that is not a number in any of the floating-point types.
 constexpr unsigned char POISON = 0xff;
 
@@ -77,7 +79,7 @@ struct Block {
     Thread* current = nullptr;
     // Results of the last barrier, for __syncthreads_or and the like.
     int barrier_or = 0, barrier_and = 0, barrier_count = 0;
-    alignas(128) unsigned char dynamic_shared[MAX_SHARED_BYTES + SHARED_GUARD_BYTES];
+    alignas(1024) unsigned char dynamic_shared[MAX_SHARED_BYTES + SHARED_GUARD_BYTES];
 };
 
 // The block that this operating-system thread runs.
@@ -85,6 +87,15 @@ extern __thread Block* block __attribute__((tls_model("initial-exec")));
 
 // The current thread waits until all threads of the block have come here.
 void barrier(int predicate, const char* name);
+
+// The current thread waits until `threads` threads have come to barrier `id`.
+void named_barrier(int id, int threads);
+
+// A barrier in shared memory, as `mbarrier` of PTX: its phase ends with the `count`-th arrival, and a thread waits
+// until the phase with a parity has ended.
+void mbarrier_init(uint64_t* barrier, uint32_t count);
+void mbarrier_arrive(uint64_t* barrier);
+void mbarrier_wait(uint64_t* barrier, uint32_t parity);
 
 // The current thread brings `bytes` and waits until all lanes of `mask` have. `end_exchange` follows, once it has read.
 Exchange& exchange(const char* name, uint32_t mask, const void* bytes, size_t size);

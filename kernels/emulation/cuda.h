@@ -8,6 +8,7 @@
 #define __restrict__ __restrict
 
 #define DYNAMIC_SHARED(name) unsigned char* name = emulation::block->dynamic_shared
+#define DYNAMIC_SHARED_ALIGNED(name, bytes) DYNAMIC_SHARED(name)
 
 // A kernel is a function, and for tests another function that runs a whole grid of it.
 #define KERNEL(threads, name, Params)                                                                        \

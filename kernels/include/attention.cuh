@@ -121,15 +121,27 @@ __device__ __forceinline__ void load_tokens(kv_element* shared, const kv_element
 #endif
 }
 
+// Where a unit's row of queries is. Rows without a token or a head are not valid.
+struct QueryRow {
+    const scalar* start;
+    bool valid;
+};
+
+template <int ROWS>
+__device__ __forceinline__ QueryRow query_row(const AttentionParams& p, const AttentionUnit& unit, uint32_t row) {
+    const uint32_t token = row / Tiling<ROWS>::HEADS, head = row % Tiling<ROWS>::HEADS;
+    const bool valid = token < unit.item.num_tokens && head < unit.num_heads;
+    const uint64_t start = uint64_t(unit.item.first_row + token) * QKV_COLS + (unit.first_head + head) * HEAD_DIM;
+    return {p.qkv + (valid ? start : 0), valid};
+}
+
 // Starts to copy a unit's query rows to [ROWS][ROW_STRIDE]. Rows without a token or a head are zeros.
 template <int ROWS>
 __device__ __forceinline__ void load_queries(scalar* q, const AttentionParams& p, const AttentionUnit& unit) {
     for (int copy = threadIdx.x; copy < ROWS * CHUNKS; copy += THREADS) {
         const uint32_t row = copy / CHUNKS, column = copy % CHUNKS * 8;
-        const uint32_t token = row / Tiling<ROWS>::HEADS, head = row % Tiling<ROWS>::HEADS;
-        const bool valid = token < unit.item.num_tokens && head < unit.num_heads;
-        const uint64_t start = uint64_t(unit.item.first_row + token) * QKV_COLS + (unit.first_head + head) * HEAD_DIM;
-        copy_async(q + row * ROW_STRIDE + column, p.qkv + (valid ? start : 0) + column, valid);
+        const QueryRow from = query_row<ROWS>(p, unit, row);
+        copy_async(q + row * ROW_STRIDE + column, from.start + column, from.valid);
     }
 }
 
@@ -307,24 +319,33 @@ __device__ __forceinline__ float weigh_slice(float (&left)[4], float (&right)[4]
     return a + b + c + d;
 }
 
+// The softmax of a row's scores of a tile: turns them into weights, and scales the sum of weights so far to the new
+// maximum. Returns the factor of the other sums.
+template <int TOKENS>
+__device__ __forceinline__ float softmax_of_row(float (&s)[TOKENS / 8][4], SoftmaxRows& rows, int half,
+                                                float scale_log2) {
+    const float max = max_of_row<TOKENS>(rows.max[half], s, half);
+    const RowScaling scaling = move_max(rows, half, max, scale_log2);
+    float sum = weigh_slice(s[0], s[1], half, scaling.base, scale_log2);
+#pragma unroll
+    for (int n = 2; n < TOKENS / 8; n += 2) {
+        sum += weigh_slice(s[n], s[n + 1], half, scaling.base, scale_log2);
+    }
+    rows.sum[half] = __fmaf_rn(rows.sum[half], scaling.factor, sum);
+    return scaling.factor;
+}
+
 // The softmax of a tile: turns scores into weights, and scales the sums so far to the new maximum.
 template <int TOKENS>
 __device__ __forceinline__ void softmax(float (&s)[TOKENS / 8][4], SoftmaxRows& rows, float (&o)[HEAD_DIM / 8][4],
                                         float scale_log2) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const float max = max_of_row<TOKENS>(rows.max[half], s, half);
-        const RowScaling scaling = move_max(rows, half, max, scale_log2);
-        float sum = weigh_slice(s[0], s[1], half, scaling.base, scale_log2);
-#pragma unroll
-        for (int n = 2; n < TOKENS / 8; n += 2) {
-            sum += weigh_slice(s[n], s[n + 1], half, scaling.base, scale_log2);
-        }
-        rows.sum[half] = __fmaf_rn(rows.sum[half], scaling.factor, sum);
+        const float factor = softmax_of_row<TOKENS>(s, rows, half, scale_log2);
 #pragma unroll
         for (int n = 0; n < HEAD_DIM / 8; n++) {
-            o[n][2 * half] *= scaling.factor;
-            o[n][2 * half + 1] *= scaling.factor;
+            o[n][2 * half] *= factor;
+            o[n][2 * half + 1] *= factor;
         }
     }
 }

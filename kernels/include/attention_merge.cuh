@@ -27,17 +27,25 @@ __device__ __forceinline__ scalar* out_of(const AttentionParams& p, uint32_t row
 // do.
 __device__ __forceinline__ float normalised(float value, float factor) { return (value + 0.0f) * factor; }
 
+// The threads of a thread block that have written a chunk's results, and merge.
+struct AllThreads {
+    static constexpr int THREADS = ::THREADS;
+    static __device__ __forceinline__ uint32_t thread() { return threadIdx.x; }
+    static __device__ __forceinline__ void synchronize() { __syncthreads(); }
+};
+
 // Whether this thread block is the last of `expected` to arrive. What all threads of the others have written before is
 // then there. The counter is 0 again after the last arrival. `shared` may be used again after the next barrier.
+template <class Team>
 __device__ __forceinline__ bool is_last_to_arrive(uint32_t* counter, uint32_t expected, uint32_t* shared) {
-    __syncthreads();
-    if (threadIdx.x == 0) {
+    Team::synchronize();
+    if (Team::thread() == 0) {
         // Releases what the whole thread block has written, and acquires what the others have released.
         __threadfence();
         *shared = atomicInc(counter, expected - 1) == expected - 1;
         __threadfence();
     }
-    __syncthreads();
+    Team::synchronize();
     return *shared != 0;
 }
 
@@ -67,12 +75,12 @@ __device__ __forceinline__ void merge_next(MergedRow& row, const MergedRow& next
 // Merges `count` results of a unit's rows. That of index i is `token_of(i)` tokens behind the tile's first partial,
 // with maximum and sum at `stats`. The last merge of a tile writes the rows' output, another one the result of a
 // segment.
-template <int ROWS, class TokenOf>
+template <int ROWS, class Team, class TokenOf>
 __device__ __forceinline__ void merge_results(const AttentionParams& p, const AttentionUnit& unit, uint32_t count,
                                               int stats, bool is_last_merge, const TokenOf& token_of) {
     constexpr int UNROLL = 4;
     constexpr uint32_t ROW_PARTS = HEAD_DIM / MERGED_COLUMNS, HEADS = Tiling<ROWS>::HEADS;
-    for (uint32_t i = threadIdx.x; i < unit.item.num_tokens * HEADS * ROW_PARTS; i += THREADS) {
+    for (uint32_t i = Team::thread(); i < unit.item.num_tokens * HEADS * ROW_PARTS; i += Team::THREADS) {
         const uint32_t row = i / ROW_PARTS, column = i % ROW_PARTS * MERGED_COLUMNS;
         const uint32_t token = row / HEADS, head = row % HEADS;
         if (head >= unit.num_heads) {
@@ -127,7 +135,7 @@ __device__ __forceinline__ void merge_results(const AttentionParams& p, const At
 
 // Merges the chunks of a unit's tile if this thread block is the last to arrive. It has written its own chunk's
 // results. `shared` is a word that no thread uses.
-template <int ROWS>
+template <int ROWS, class Team = AllThreads>
 __device__ __forceinline__ void merge_chunks(const AttentionParams& p, const AttentionUnit& unit, uint32_t* shared) {
     const AttentionItem& item = unit.item;
     // The tile's first chunk may be in the middle of a segment.
@@ -141,16 +149,16 @@ __device__ __forceinline__ void merge_chunks(const AttentionParams& p, const Att
         const uint32_t token = item.first_partial + chunk * item.num_tokens;
         return p.arrivals + (uint64_t(token) * Tiling<ROWS>::HEAD_TILES + unit.head_tile) * 2 + level;
     };
-    if (!is_last_to_arrive(counter(start, 0), count, shared)) {
+    if (!is_last_to_arrive<Team>(counter(start, 0), count, shared)) {
         return;
     }
     const auto chunk_token = [&](uint32_t index) { return (start + index) * item.num_tokens; };
-    merge_results<ROWS>(p, unit, count, OF_CHUNK, num_segments == 1, chunk_token);
-    if (num_segments == 1 || !is_last_to_arrive(counter(0, 1), num_segments, shared)) {
+    merge_results<ROWS, Team>(p, unit, count, OF_CHUNK, num_segments == 1, chunk_token);
+    if (num_segments == 1 || !is_last_to_arrive<Team>(counter(0, 1), num_segments, shared)) {
         return;
     }
     const auto segment_token = [&](uint32_t index) { return start_of(index) * item.num_tokens; };
-    merge_results<ROWS>(p, unit, num_segments, OF_SEGMENT, true, segment_token);
+    merge_results<ROWS, Team>(p, unit, num_segments, OF_SEGMENT, true, segment_token);
 }
 
 // Writes a chunk's results of rows `row` and `row + 8`, or their output if the tile has only one chunk. `o` are columns

@@ -1,4 +1,5 @@
-// The only file with inline PTX. emulation/ptx.h has an emulated body with the same contract for each wrapper.
+// Inline PTX for all architectures; ptx_hopper.cuh has that of sm_90a, and no other file has any. emulation/ptx.h has
+// an emulated body with the same contract for each wrapper.
 #pragma once
 
 #ifdef CUDA_EMULATION

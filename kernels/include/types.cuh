@@ -43,7 +43,8 @@ typedef unsigned long long uint64_t;
 
 // Dynamic shared memory.
 #ifndef CUDA_EMULATION
-#define DYNAMIC_SHARED(name) extern __shared__ __align__(128) unsigned char name[]
+#define DYNAMIC_SHARED(name) DYNAMIC_SHARED_ALIGNED(name, 128)
+#define DYNAMIC_SHARED_ALIGNED(name, bytes) extern __shared__ __align__(bytes) unsigned char name[]
 #endif
 
 using f32 = float;

@@ -79,11 +79,9 @@ impl From<DeviceError> for StartError {
 
 /// The modules that a model needs on a device, in the order of `CudaBackend::new`.
 pub fn module_sources(options: &CudaOptions, info: &DeviceInfo) -> Vec<ModuleSource> {
-    let mut sources =
-        vec![rows::source(options), attention::source(options, info), sampling::source(), transfers::source()];
-    if options.experts {
-        sources.push(experts::source(options));
-    }
+    let mut sources = vec![rows::source(options), sampling::source(), transfers::source()];
+    sources.extend(options.experts.then(|| experts::source(options)));
+    sources.extend(attention::sources(options, info));
     sources
 }
 
@@ -152,14 +150,15 @@ impl CudaBackend {
         let CudaOptions { vocab_size, max_rows, max_seqs, max_model_len, max_logit_rows, kv, .. } = options;
         check_layout(&kv)?;
         let modules = device.load_modules(&module_sources(&options, device.info()))?;
-        let transfers = Rc::new(TransferKernels::new(&device, modules[3])?);
-        let attention = AttentionKernels::new(&device, &options, modules[1])?;
+        let transfers = Rc::new(TransferKernels::new(&device, modules[2])?);
+        let of_attention = 3 + usize::from(options.experts);
+        let attention = AttentionKernels::new(&device, &options, &modules[of_attention..])?;
         // A table may have a block for tokens to come.
         let table_words = max_seqs * (max_model_len.div_ceil(kv.block_size) + 1);
         Ok(Self {
             kernels: RowKernels::new(&device, &options, modules[0])?,
-            sampling: SamplingKernels::new(&device, &transfers, modules[2], vocab_size, max_rows + max_seqs)?,
-            experts: options.experts.then(|| ExpertKernels::new(&device, &options, modules[4])).transpose()?,
+            sampling: SamplingKernels::new(&device, &transfers, modules[1], vocab_size, max_rows + max_seqs)?,
+            experts: options.experts.then(|| ExpertKernels::new(&device, &options, modules[3])).transpose()?,
             quantized: QuantizedModules::new(&device, options.dtype),
             uploader: RefCell::new(Uploader::new(&device)?),
             kv: None,

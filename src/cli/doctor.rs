@@ -129,6 +129,8 @@ struct OpenGpu {
     small_copies: Option<SmallCopies>,
     /// Of attention for heads of 128 in bfloat16, as most models have.
     attention: Vec<Occupancy>,
+    /// Why its prompts are not computed on warp groups (docs/gpu.md, "Prompts on Hopper").
+    no_warp_groups: Option<&'static str>,
 }
 
 /// How many thread blocks of a kernel run on a multiprocessor.
@@ -257,11 +259,12 @@ impl DoctorReport {
 fn find_gpu(options: &DriverOptions) -> Result<(DeviceInfo, OpenGpu), String> {
     let gpu = driver::find(options).map_err(|why| why.to_string())?;
     let device = gpu.open().map_err(|error| error.to_string())?;
-    let open = try_gpu(&device).map_err(|error| format!("{} fails: {error}", gpu.info().name))?;
+    let open =
+        try_gpu(&device, options.batch_invariant).map_err(|error| format!("{} fails: {error}", gpu.info().name))?;
     Ok((gpu.info().clone(), open))
 }
 
-fn try_gpu(device: &Rc<dyn Device>) -> DeviceResult<OpenGpu> {
+fn try_gpu(device: &Rc<dyn Device>, batch_invariant: bool) -> DeviceResult<OpenGpu> {
     let (free_bytes, total_bytes) = device.memory()?;
     device.load_modules(&[cuda::sampling::source()])?;
     let [x, w, out] = [(); 3].map(|()| DeviceBuffer::new(device, 64 * 64 * 4));
@@ -279,15 +282,21 @@ fn try_gpu(device: &Rc<dyn Device>) -> DeviceResult<OpenGpu> {
         batched_ms: measured_ms.map(|(batched, _)| batched),
         one_by_one_ms: measured_ms.map(|(_, one_by_one)| one_by_one),
     });
-    let (copies, attention) = (measure_copies(device)?, attention_occupancy(device)?);
-    Ok(OpenGpu { free_bytes, total_bytes, copies, small_copies, attention })
+    let (copies, (attention, no_warp_groups)) = (measure_copies(device)?, try_attention(device, batch_invariant)?);
+    Ok(OpenGpu { free_bytes, total_bytes, copies, small_copies, attention, no_warp_groups })
 }
 
-/// Loads attention's kernels as a Llama of 8 billion parameters has them.
-fn attention_occupancy(device: &Rc<dyn Device>) -> DeviceResult<Vec<Occupancy>> {
+/// Loads attention's kernels as a Llama of 8 billion parameters has them. The second result is why its prompts are not
+/// computed on warp groups.
+fn try_attention(
+    device: &Rc<dyn Device>,
+    batch_invariant: bool,
+) -> DeviceResult<(Vec<Occupancy>, Option<&'static str>)> {
     let (dtype, num_kv_heads) = (DType::BF16, 8);
     let kv = KvLayout { num_layers: 32, num_kv_heads, head_dim: 128, block_size: 16, dtype: dtype.into() };
-    cuda::attention::load(device, dtype, 4 * num_kv_heads, kv)?;
+    let options =
+        cuda::CudaOptions { batch_invariant, ..cuda::CudaOptions::for_attention(dtype, 4 * num_kv_heads, kv) };
+    let no_warp_groups = cuda::attention::load(device, &options)?;
     let occupancy = |kernel: KernelOccupancy| Occupancy {
         kernel: kernel.name,
         registers: kernel.registers,
@@ -295,7 +304,7 @@ fn attention_occupancy(device: &Rc<dyn Device>) -> DeviceResult<Vec<Occupancy>> 
         blocks_per_multiprocessor: kernel.blocks_per_sm,
         expected_blocks: kernel.expected_blocks,
     };
-    Ok(device.kernels().into_iter().map(occupancy).collect())
+    Ok((device.kernels().into_iter().map(occupancy).collect(), no_warp_groups))
 }
 
 fn measure_copies(device: &Rc<dyn Device>) -> DeviceResult<CopySpeeds> {
@@ -497,7 +506,7 @@ impl Display for Nvrtc {
 
 impl Display for OpenGpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { free_bytes, total_bytes, copies, small_copies, attention } = self;
+        let Self { free_bytes, total_bytes, copies, small_copies, attention, no_warp_groups } = self;
         write!(
             f,
             "opens; {:.1} of {:.1} GiB free; copies: host to device {:.1} GB/s, device to host {:.1}, both at once \
@@ -525,6 +534,9 @@ impl Display for OpenGpu {
                  registers, {:.1} KiB)",
                 f64::from(*shared_bytes) / 1024.0
             )?;
+        }
+        if let Some(why) = no_warp_groups {
+            write!(f, "\n          attention of prompts is not computed on warp groups: {why}")?;
         }
         Ok(())
     }

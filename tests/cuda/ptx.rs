@@ -4,6 +4,7 @@
 mod counters;
 mod speed;
 
+use crate::attention::hopper::{check_chunks_of_warp_groups, check_warp_groups};
 use crate::attention::{attend, check_long, check_tiles};
 use crate::emulation::compile::kernels;
 use crate::emulation::ptx::{Architecture, nvcc};
@@ -37,6 +38,8 @@ fn attention_runs_as_ptx() {
         check_tiles(&device);
         check_long(&device);
     }
+    let device = |_| -> Rc<dyn Device> { Rc::new(EmulatedDevice::new(options(Architecture::Sm90a))) };
+    check_warp_groups(&device);
 }
 
 /// A file, a piece of its text, what replaces it, and what the failure has to name.
@@ -129,6 +132,74 @@ fn broken_kernels_are_found_with_their_line() {
     });
 }
 
+/// The prefill kernel on warp groups.
+#[test]
+fn broken_warp_groups_are_found_with_their_line() {
+    if !has_nvcc() {
+        return;
+    }
+    let file = "attention_hopper.cu";
+    let breakages: [Breakage; 8] = [
+        // Products read tiles that the other warps may not have copied.
+        (
+            file,
+            "        mbarrier_wait(&control.k.full[k_place.stage], k_place.parity);\n",
+            "",
+            ["race", "include/ptx_hopper.cuh:"],
+        ),
+        (
+            file,
+            "        mbarrier_wait(&control.v.full[v_place.stage], v_place.parity);\n",
+            "",
+            ["race", "include/ptx_hopper.cuh:"],
+        ),
+        // Copies overwrite tiles that products may read.
+        (
+            file,
+            "        mbarrier_wait(&barriers.empty[place.stage], place.parity ^ 1);\n",
+            "",
+            ["race", "include/ptx.cuh:"],
+        ),
+        // A warp's copies may not have ended when it says so.
+        (
+            file,
+            "        copy_async_wait<0>();\n        fence_async_proxy();\n        __syncwarp();",
+            "        fence_async_proxy();\n        __syncwarp();",
+            ["missing wait", "include/ptx"],
+        ),
+        // Products read queries that other warps have copied.
+        (
+            file,
+            "    fence_async_proxy();\n    Consumers::synchronize();",
+            "    fence_async_proxy();",
+            ["race", "include/ptx"],
+        ),
+        // Scores, and the sums, are read before the products have ended.
+        (file, "wgmma_wait<1>();", "wgmma_wait<2>();", ["missing wait", "include/attention.cuh:"]),
+        (
+            file,
+            "        wgmma_wait<0>();\n        hold_registers(o);",
+            "        hold_registers(o);",
+            ["missing wait", "attention_hopper.cu:"],
+        ),
+        // Half of Q is never copied.
+        (
+            file,
+            "i < PREFILL_ROWS * CHUNKS / CONSUMERS;",
+            "i < PREFILL_ROWS * CHUNKS / CONSUMERS / 2;",
+            ["uninitialized read", "include/ptx_hopper.cuh:"],
+        ),
+    ];
+    parallel(0..breakages.len() as u64, |i| {
+        let (file, from, to, wanted) = breakages[i as usize];
+        let failure = failure_of_broken(file, from, to, &options(Architecture::Sm90a), |device| {
+            check_chunks_of_warp_groups(device)
+        });
+        let failure = failure.unwrap_or_else(|| panic!("nobody notices {to:?} in place of {from:?} in {file}"));
+        assert!(wanted.iter().all(|part| failure.contains(part)), "{from:?}, {to:?}: {failure}");
+    });
+}
+
 /// With heads of 64, every warp writes a part of a chunk's result.
 #[test]
 fn a_chunk_that_arrives_before_all_warps_have_written_is_found() {
@@ -183,10 +254,14 @@ fn wrong_fragments_give_wrong_results() {
         ("include/attention.cuh", "mma(s[r][2 * n], a[r], b[0], b[1]", "mma(s[r][2 * n], a[r], b[0], b[2]"),
         ("include/attention.cuh", "pair[i % 2 * 2], pair[i % 2 * 2 + 1]", "pair[i % 2 * 2 + 1], pair[i % 2 * 2]"),
         ("include/ptx.cuh", "x4.trans.shared", "x4.shared"),
+        ("attention_hopper.cu", "% PANEL_CHUNKS ^ row % 8", "% PANEL_CHUNKS ^ row % 4"),
     ];
     parallel(0..breakages.len() as u64, |i| {
         let (file, from, to) = breakages[i as usize];
-        let failure = failure_of_broken(file, from, to, &options(Architecture::Sm90a), |device| check_tiles(device));
+        let failure = failure_of_broken(file, from, to, &options(Architecture::Sm90a), |device| {
+            check_tiles(device);
+            check_chunks_of_warp_groups(device);
+        });
         let failure = failure.unwrap_or_else(|| panic!("nobody notices {to:?} in {file}"));
         assert!(failure.contains("element"), "{failure}");
     });

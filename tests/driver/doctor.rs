@@ -106,7 +106,9 @@ fn a_machine_with_everything() {
     let decode = &report["gpu"]["attention"][1];
     assert_eq!((&decode["kernel"], &decode["expected_blocks"]), (&"attention_decode".into(), &2.into()), "{report}");
     assert_eq!(decode["blocks_per_multiprocessor"], 2, "{report}");
-    assert_eq!(report["kernel_cache"]["kernels"], 2, "the files that were tried are kept");
+    assert_eq!(report["gpu"]["attention"][0]["kernel"], "attention_prefill_hopper", "{report}");
+    assert!(report["gpu"]["no_warp_groups"].is_null(), "{report}");
+    assert_eq!(report["kernel_cache"]["kernels"], 3, "the files that were tried are kept");
     let path = report["cublaslt"]["path"].as_str().unwrap();
     assert!(path.starts_with(folder.path().to_str().unwrap()), "{path}");
 }

@@ -1,9 +1,12 @@
-//! Attention's kernels (`kernels/attention.cu`, `kernels/attention_rows.cu`) and their launches.
+//! Attention's kernels (`kernels/attention.cu`, `kernels/attention_hopper.cu`, `kernels/attention_rows.cu`) and their
+//! launches.
 //!
 //! - `tiles`: the sizes of their tiles.
+//! - `warp_groups`: the prefill kernel for compute capability 9.0.
 //! - `work_list`: which thread block computes what.
 
 mod tiles;
+mod warp_groups;
 mod work_list;
 
 use super::device::{
@@ -11,11 +14,12 @@ use super::device::{
 };
 use super::options::{CudaOptions, scalar_defines};
 use super::rows::BatchRows;
-use crate::{AttentionShape, Batch, DType, KvLayout};
+use crate::{AttentionShape, Batch};
 use bytemuck::NoUninit;
 use std::rc::Rc;
 pub use tiles::TileShape;
 use tiles::WARPS;
+pub use warp_groups::WarpGroupPrefill;
 use work_list::WorkRules;
 pub use work_list::{AttentionItem, AttentionKind, AttentionLaunch, AttentionList, AttentionPlan};
 
@@ -54,6 +58,8 @@ enum Kernels {
 
 struct TiledKernels {
     prefill: KernelId,
+    prefill_threads: usize,
+    prefill_shared_bytes: usize,
     decode: KernelId,
     shape: TileShape,
     rules: WorkRules,
@@ -75,8 +81,13 @@ pub struct AttentionKernels {
     kernels: Kernels,
 }
 
-/// The source of [`AttentionKernels`] on this device.
-pub fn source(options: &CudaOptions, info: &DeviceInfo) -> ModuleSource {
+/// The sources of [`AttentionKernels`] on this device: one, or two if prompts have a kernel of another module.
+pub fn sources(options: &CudaOptions, info: &DeviceInfo) -> Vec<ModuleSource> {
+    let warp_groups = WarpGroupPrefill::choose(options, info).ok();
+    [source(options, info)].into_iter().chain(warp_groups.map(|kernel| kernel.source(options))).collect()
+}
+
+fn source(options: &CudaOptions, info: &DeviceInfo) -> ModuleSource {
     let mut defines = scalar_defines(options);
     if options.softcap {
         defines.push(("SOFTCAP", "1".into()));
@@ -90,42 +101,45 @@ pub fn source(options: &CudaOptions, info: &DeviceInfo) -> ModuleSource {
     }
 }
 
-/// Loads the kernels for heads of this type and shape, whose occupancy [`Device::kernels`] tells then.
-pub fn load(device: &Rc<dyn Device>, dtype: DType, num_heads: usize, kv: KvLayout) -> DeviceResult<()> {
-    let options = CudaOptions {
-        dtype,
-        num_heads,
-        kv,
-        vocab_size: 0,
-        max_rows: 0,
-        max_seqs: 0,
-        max_model_len: 0,
-        max_logit_rows: 0,
-        graphs: false,
-        batch_invariant: false,
-        softcap: false,
-        experts: false,
-        windows: vec![None],
-    };
-    let module = device.load_modules(&[source(&options, device.info())])?[0];
-    AttentionKernels::new(device, &options, module).map(drop)
+/// Loads the kernels of these options, whose occupancy [`Device::kernels`] tells then. Returns why prompts are not
+/// computed on warp groups, if they are not.
+pub fn load(device: &Rc<dyn Device>, options: &CudaOptions) -> DeviceResult<Option<&'static str>> {
+    let modules = device.load_modules(&sources(options, device.info()))?;
+    AttentionKernels::new(device, options, &modules)?;
+    Ok(WarpGroupPrefill::choose(options, device.info()).err())
 }
 
 impl TiledKernels {
-    fn new(device: &Rc<dyn Device>, options: &CudaOptions, module: ModuleId, shape: TileShape) -> DeviceResult<Self> {
+    fn new(
+        device: &Rc<dyn Device>,
+        options: &CudaOptions,
+        modules: &[ModuleId],
+        shape: TileShape,
+    ) -> DeviceResult<Self> {
         let CudaOptions { num_heads, max_seqs, max_rows, max_model_len, .. } = *options;
         let (num_kv_heads, head_dim) = (options.kv.num_kv_heads, options.kv.head_dim);
-        let prefill = device.kernel(module, "attention_prefill", shape.prefill_shared_bytes() as u32)?;
-        let decode = device.kernel(module, "attention_decode", shape.decode_shared_bytes() as u32)?;
+        let warp_groups = WarpGroupPrefill::choose(options, device.info());
+        let (module, name, prefill_rows, prefill_threads, prefill_shared_bytes) = match &warp_groups {
+            Ok(kernel) => {
+                (modules[1], "attention_prefill_hopper", kernel.rows(), kernel.threads(), kernel.shared_bytes())
+            }
+            Err(_) => {
+                let shared_bytes = shape.prefill_shared_bytes();
+                (modules[0], "attention_prefill", shape.prefill_rows(), WARPS * WARP, shared_bytes)
+            }
+        };
+        tracing::debug!(kernel = name, not_on_warp_groups = warp_groups.err(), "attention of prompts");
+        let prefill = device.kernel(module, name, prefill_shared_bytes as u32)?;
+        let decode = device.kernel(modules[0], "attention_decode", shape.decode_shared_bytes() as u32)?;
         let group = num_heads / num_kv_heads;
         // As `Tiling` has it.
         let tokens = |rows: usize| (rows / group).max(1);
         let head_tiles = |rows: usize| num_kv_heads * group.div_ceil(rows);
         let mut rules = WorkRules {
             decode_tokens: tokens(shape.decode_rows()),
-            prefill_tokens: tokens(shape.prefill_rows()),
+            prefill_tokens: tokens(prefill_rows),
             kv_tile: shape.kv_tile,
-            prefill_head_tiles: head_tiles(shape.prefill_rows()),
+            prefill_head_tiles: head_tiles(prefill_rows),
             resident_prefills: device.resident_blocks(prefill) as usize,
             windows: options.windows.clone(),
             batch_invariant: options.batch_invariant,
@@ -141,6 +155,8 @@ impl TiledKernels {
         }
         Ok(Self {
             prefill,
+            prefill_threads,
+            prefill_shared_bytes,
             decode,
             shape,
             decode_head_tiles,
@@ -153,13 +169,14 @@ impl TiledKernels {
 }
 
 impl AttentionKernels {
-    pub fn new(device: &Rc<dyn Device>, options: &CudaOptions, module: ModuleId) -> DeviceResult<Self> {
+    /// `modules` are those of [`sources`].
+    pub fn new(device: &Rc<dyn Device>, options: &CudaOptions, modules: &[ModuleId]) -> DeviceResult<Self> {
         let head_dim = options.kv.head_dim;
         let kernels = match TileShape::choose(options.dtype, &options.kv, device.info().max_shared_bytes as usize) {
-            Some(shape) => Kernels::Tiled(Box::new(TiledKernels::new(device, options, module, shape)?)),
+            Some(shape) => Kernels::Tiled(Box::new(TiledKernels::new(device, options, modules, shape)?)),
             None => {
                 let shared_bytes = simple_shared_bytes(head_dim) as u32;
-                Kernels::Simple { rows: device.kernel(module, "attention_rows", shared_bytes)? }
+                Kernels::Simple { rows: device.kernel(modules[0], "attention_rows", shared_bytes)? }
             }
         };
         let (num_heads, softcap) = (options.num_heads, options.softcap);
@@ -230,24 +247,25 @@ impl AttentionKernels {
                 padding: 0,
             };
             let num_items = plan.lists[*list].num_items as usize;
-            let (kernel, blocks, shared_bytes) = match (&self.kernels, kind) {
+            let (kernel, blocks, threads, shared_bytes) = match (&self.kernels, kind) {
                 (Kernels::Simple { rows: kernel }, _) => {
                     // A replayed step has a thread block for each row of its bucket.
                     let num_rows = if rows.is_replayed { rows.num_rows } else { num_items };
                     let heads = self.num_heads.div_ceil(WARPS);
-                    (*kernel, [num_rows, heads, 1], simple_shared_bytes(self.head_dim))
+                    (*kernel, [num_rows, heads, 1], WARPS * WARP, simple_shared_bytes(self.head_dim))
                 }
                 (Kernels::Tiled(tiled), AttentionKind::Prefill) => {
                     let blocks = num_items * tiled.rules.prefill_head_tiles;
-                    (tiled.prefill, [blocks, 1, 1], tiled.shape.prefill_shared_bytes())
+                    (tiled.prefill, [blocks, 1, 1], tiled.prefill_threads, tiled.prefill_shared_bytes)
                 }
                 (Kernels::Tiled(tiled), AttentionKind::Decode) => {
                     let units = if rows.is_replayed { usize::MAX } else { num_items * tiled.decode_head_tiles };
-                    (tiled.decode, [tiled.resident_decodes.min(units), 1, 1], tiled.shape.decode_shared_bytes())
+                    let blocks = [tiled.resident_decodes.min(units), 1, 1];
+                    (tiled.decode, blocks, WARPS * WARP, tiled.shape.decode_shared_bytes())
                 }
             };
             let blocks = blocks.map(|blocks| blocks as u32);
-            let grid = Grid { blocks, threads: (WARPS * WARP) as u32, shared_bytes: shared_bytes as u32 };
+            let grid = Grid { blocks, threads: threads as u32, shared_bytes: shared_bytes as u32 };
             // SAFETY: the struct is the one that the kernels expect. The caller's tensors, the pool, the partials and
             // their counters live as long as the backend and are large enough for the plan's work.
             unsafe { self.device.launch(kernel, grid, bytemuck::bytes_of(&params))? };

@@ -30,6 +30,27 @@ pub struct CudaOptions {
     pub windows: Vec<Option<usize>>,
 }
 
+impl CudaOptions {
+    /// Those of attention alone: no rows, and nothing that kernels may have beyond what all models need.
+    pub fn for_attention(dtype: DType, num_heads: usize, kv: KvLayout) -> Self {
+        Self {
+            dtype,
+            num_heads,
+            kv,
+            vocab_size: 0,
+            max_rows: 0,
+            max_seqs: 0,
+            max_model_len: 0,
+            max_logit_rows: 0,
+            graphs: false,
+            batch_invariant: false,
+            softcap: false,
+            experts: false,
+            windows: vec![None],
+        }
+    }
+}
+
 const MAX_HEAD_DIM: usize = 256;
 /// Kernels copy the scales of so many tokens at once.
 const SCALES_AT_ONCE: usize = 8;

@@ -20,8 +20,16 @@ macro_rules! files {
 }
 
 /// The modules.
-const SOURCES: &[(&str, &str)] =
-    files!["attention.cu", "attention_rows.cu", "experts.cu", "quantized.cu", "rows.cu", "sampling.cu", "transfers.cu"];
+const SOURCES: &[(&str, &str)] = files![
+    "attention.cu",
+    "attention_hopper.cu",
+    "attention_rows.cu",
+    "experts.cu",
+    "quantized.cu",
+    "rows.cu",
+    "sampling.cu",
+    "transfers.cu"
+];
 
 /// The headers that they include.
 const HEADERS: &[(&str, &str)] = files![
@@ -34,6 +42,7 @@ const HEADERS: &[(&str, &str)] = files![
     "include/kv_codes.cuh",
     "include/logits_row.cuh",
     "include/ptx.cuh",
+    "include/ptx_hopper.cuh",
     "include/quantized.cuh",
     "include/reduce.cuh",
     "include/sampling.cuh",

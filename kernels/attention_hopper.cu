@@ -1,0 +1,282 @@
+// Prefill on tensor cores of sm_90a, for plain caches: products of warp groups (`wgmma`), with a warp group of its own
+// for the copies of their operands, as in FlashAttention-3 (Shah et al. 2024, arXiv 2407.08608). It takes the same work
+// list as `attention_prefill` of attention.cu, with the same tiles of query rows, and writes and merges results of
+// chunks in the same way. Its sums are added in another order, so it is not used where both kernels have to give the
+// same bits.
+//
+// Warp group 0 copies: two warps K, two warps V, as far ahead as shared memory has room. Warp groups 1 and 2 have 64
+// query rows each. Each computes the scores of the next tile while it multiplies the weights of this one with V.
+//
+// K and V are copied with `cp.async`, 16 bytes at a time. The vectors of a head lie in a block as plain rows, and a
+// bulk copy would leave them so: without a swizzle, no descriptor of `wgmma` fits rows of 128 or 256 bytes. A tensor
+// map could swizzle, but its box has one size and lies within a block (4 KiB of 16 tokens), and blocks may have any
+// size from 1 to 256. FlashAttention-3 copies small pages in this way, too.
+//
+// Specialised further by
+//   KV_TILE    tokens of K and V that are multiplied at a time: 128
+//   KV_STAGES  tiles of K, and of V, that shared memory holds
+#include "include/attention_merge.cuh"
+#include "include/ptx_hopper.cuh"
+
+static_assert(!HAS_CODES && HEAD_DIM % 64 == 0 && HEAD_DIM <= 128, "other heads and caches have attention_prefill");
+static_assert(KV_TILE == 128, "so many scores has a product");
+
+constexpr int CONSUMERS = 2 * WARP_GROUP;
+constexpr int BLOCK_THREADS = WARP_GROUP + CONSUMERS;
+constexpr int PREFILL_ROWS = 128;
+// Registers of a thread: of those that copy, and of those that compute. All warps together have 168 each.
+constexpr int COPY_REGISTERS = 40, COMPUTE_REGISTERS = 232;
+
+// A tile in shared memory has panels of 64 columns, each [tokens or query rows][64] with the swizzle of 128 bytes.
+constexpr int PANEL = 64, PANELS = HEAD_DIM / PANEL;
+constexpr int KV_PANEL_SIZE = KV_TILE * PANEL, Q_PANEL_SIZE = PREFILL_ROWS * PANEL;
+constexpr int KV_SIZE = PANELS * KV_PANEL_SIZE, Q_SIZE = PANELS * Q_PANEL_SIZE;
+
+// Where chunk `chunk` of 8 elements of a row is in a tile whose panels have `PANEL_SIZE` elements.
+template <int PANEL_SIZE> __device__ __forceinline__ int swizzled(int row, int chunk) {
+    constexpr int PANEL_CHUNKS = PANEL / 8;
+    return chunk / PANEL_CHUNKS * PANEL_SIZE + row * PANEL + (chunk % PANEL_CHUNKS ^ row % 8) * 8;
+}
+
+// Of a ring of tiles.
+struct alignas(8) Barriers {
+    // A tile has been copied: an arrival of each of two warps.
+    uint64_t full[KV_STAGES];
+    // A tile has been multiplied: an arrival of each warp that computes.
+    uint64_t empty[KV_STAGES];
+};
+
+// A place in a ring of tiles.
+struct RingPlace {
+    uint32_t stage = 0, parity = 0;
+
+    __device__ __forceinline__ void advance() {
+        stage++;
+        if (stage == KV_STAGES) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+// Behind the tiles in shared memory.
+struct Control {
+    Barriers k, v;
+    // For `merge_chunks`.
+    uint32_t is_last;
+};
+
+struct Consumers {
+    static constexpr int THREADS = CONSUMERS;
+    static __device__ __forceinline__ uint32_t thread() { return threadIdx.x - WARP_GROUP; }
+    static __device__ __forceinline__ void synchronize() { named_barrier<1, CONSUMERS>(); }
+};
+
+// Copies all tiles of K, or of V, with two warps, of which this one has number `half`. Each copies half of a tile.
+__device__ __forceinline__ void copy_tiles(scalar* tiles, Barriers& barriers, const scalar* head, const uint32_t* table,
+                                           const AttentionItem& item, int half) {
+    constexpr int WARP_TOKENS = KV_TILE / 2;
+    // Tokens that a warp copies at a time.
+    constexpr int TOKENS = WARP_SIZE / CHUNKS;
+    // A row is the vector of a token and head. 2^32 of them are 512 GiB or more.
+    constexpr uint32_t BLOCK_ROWS = BLOCK_STRIDE / HEAD_DIM;
+    const int lane = threadIdx.x % WARP_SIZE, chunk = lane % CHUNKS;
+    RingPlace place;
+    for (uint32_t first = item.first_key; first < item.end_key; first += KV_TILE) {
+        // Each lane looks up the tokens `lane` and `lane + 32` of its warp: their rows in the pool.
+        uint32_t rows[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const uint32_t position = first + half * WARP_TOKENS + i * WARP_SIZE + lane;
+            rows[i] = NONE;
+            if (position < item.end_key) {
+                rows[i] = table[position / BLOCK_SIZE] * BLOCK_ROWS + position % BLOCK_SIZE;
+            }
+        }
+        mbarrier_wait(&barriers.empty[place.stage], place.parity ^ 1);
+        scalar* tile = tiles + place.stage * KV_SIZE;
+        // More copies at a time would need more registers than these warps have.
+        constexpr int UNROLL = 4;
+#pragma unroll 1
+        for (int i = 0; i < WARP_TOKENS / TOKENS; i += UNROLL) {
+            const uint32_t looked_up = i * TOKENS < WARP_SIZE ? rows[0] : rows[1];
+#pragma unroll
+            for (int j = 0; j < UNROLL; j++) {
+                const int token = (i + j) * TOKENS + lane / CHUNKS;
+                const uint32_t row = __shfl_sync(FULL_WARP, looked_up, token % WARP_SIZE);
+                const bool valid = row != NONE;
+                const scalar* from = head + uint64_t(valid ? row : 0) * HEAD_DIM + chunk * 8;
+                copy_async(tile + swizzled<KV_PANEL_SIZE>(half * WARP_TOKENS + token, chunk), from, valid);
+            }
+        }
+        copy_async_commit();
+        copy_async_wait<0>();
+        fence_async_proxy();
+        __syncwarp();
+        if (lane == 0) {
+            mbarrier_arrive(&barriers.full[place.stage]);
+        }
+        place.advance();
+    }
+}
+
+// Copies the unit's query rows. Rows without a token or a head are zeros.
+__device__ __forceinline__ void copy_queries(scalar* q, const AttentionParams& p, const AttentionUnit& unit) {
+#pragma unroll
+    for (int i = 0; i < PREFILL_ROWS * CHUNKS / CONSUMERS; i++) {
+        const uint32_t copy = i * CONSUMERS + Consumers::thread();
+        const uint32_t row = copy / CHUNKS, chunk = copy % CHUNKS;
+        const QueryRow from = query_row<PREFILL_ROWS>(p, unit, row);
+        copy_async(q + swizzled<Q_PANEL_SIZE>(row, chunk), from.start + chunk * 8, from.valid);
+    }
+    copy_async_commit();
+    copy_async_wait<0>();
+    fence_async_proxy();
+    Consumers::synchronize();
+}
+
+// Starts S = Q·Kᵀ of the warp group's rows, `q` on.
+__device__ __forceinline__ void start_scores(float (&s)[KV_TILE / 8][4], const scalar* q, const scalar* k) {
+    wgmma_fence();
+#pragma unroll
+    for (int d = 0; d < HEAD_DIM / 16; d++) {
+        const int panel = d * 16 / PANEL, column = d * 16 % PANEL;
+        wgmma_rows(s, swizzled_matrix(q + panel * Q_PANEL_SIZE + column, 0),
+                   swizzled_matrix(k + panel * KV_PANEL_SIZE + column, 0), d > 0, scalar());
+    }
+    wgmma_commit();
+}
+
+// Starts O += P·V.
+__device__ __forceinline__ void start_accumulation(float (&o)[HEAD_DIM / 8][4],
+                                                   const uint32_t (&weights)[KV_TILE / 16][4], const scalar* v) {
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < KV_TILE / 16; k++) {
+        wgmma_columns(o, weights[k], swizzled_matrix(v + k * 16 * PANEL, KV_PANEL_SIZE * sizeof(scalar)), scalar());
+    }
+    wgmma_commit();
+}
+
+// Lets the tile of a stage be overwritten. The products that read it are done.
+__device__ __forceinline__ void release(Barriers& barriers, uint32_t stage) {
+    if (threadIdx.x % WARP_SIZE == 0) {
+        mbarrier_arrive(&barriers.empty[stage]);
+    }
+}
+
+// Computes a warp group's 64 rows, `first_row` on.
+__device__ __forceinline__ void attend(const AttentionParams& p, const AttentionUnit& unit, uint32_t first_row,
+                                       const scalar* q, const scalar* k_tiles, const scalar* v_tiles,
+                                       Control& control) {
+    const AttentionItem& item = unit.item;
+    const uint32_t lane = threadIdx.x % WARP_SIZE;
+    const uint32_t row = first_row + threadIdx.x / WARP_SIZE % 4 * 16 + lane / 4;
+    VisibleKeys keys = visible_keys<PREFILL_ROWS>(p, item, row);
+    // The last tile may go beyond the chunk.
+    keys.to[0] = min(keys.to[0], item.end_key);
+    keys.to[1] = min(keys.to[1], item.end_key);
+    // Keys that all rows see need no mask.
+    const uint32_t all_see_from = first_visible(p, item.first_position + item.num_tokens - 1);
+    const uint32_t all_see_to = min(item.first_position + 1, item.end_key);
+
+    SoftmaxRows rows;
+    float o[HEAD_DIM / 8][4] = {};
+    float s[KV_TILE / 8][4];
+    uint32_t weights[KV_TILE / 16][4];
+    float factors[2];
+    // Turns the scores of a tile into weights. `factors` are then those of the sums so far.
+    const auto weigh = [&](uint32_t first) {
+        cap_scores<KV_TILE>(s, p.cap_scale);
+        if (first < all_see_from || first + KV_TILE > all_see_to) {
+            mask_scores<KV_TILE>(s, first, keys);
+        }
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            factors[half] = softmax_of_row<KV_TILE>(s, rows, half, p.scale_log2);
+        }
+    };
+
+    RingPlace k_place, v_place;
+    uint32_t first = item.first_key;
+    mbarrier_wait(&control.k.full[0], 0);
+    start_scores(s, q, k_tiles);
+    wgmma_wait<0>();
+    hold_registers(s);
+    release(control.k, 0);
+    k_place.advance();
+    weigh(first);  // there are no sums yet
+    pack_weights<KV_TILE>(weights, s);
+    for (first += KV_TILE; first < item.end_key; first += KV_TILE) {
+        mbarrier_wait(&control.k.full[k_place.stage], k_place.parity);
+        hold_registers(o);
+        hold_registers(weights);
+        start_scores(s, q, k_tiles + k_place.stage * KV_SIZE);
+        mbarrier_wait(&control.v.full[v_place.stage], v_place.parity);
+        start_accumulation(o, weights, v_tiles + v_place.stage * KV_SIZE);
+        wgmma_wait<1>();
+        hold_registers(s);
+        release(control.k, k_place.stage);
+        k_place.advance();
+        weigh(first);
+        wgmma_wait<0>();
+        hold_registers(o);
+        hold_registers(weights);
+        release(control.v, v_place.stage);
+        v_place.advance();
+#pragma unroll
+        for (int n = 0; n < HEAD_DIM / 8; n++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                o[n][i] *= factors[i / 2];
+            }
+        }
+        pack_weights<KV_TILE>(weights, s);
+    }
+    mbarrier_wait(&control.v.full[v_place.stage], v_place.parity);
+    hold_registers(o);
+    hold_registers(weights);
+    start_accumulation(o, weights, v_tiles + v_place.stage * KV_SIZE);
+    wgmma_wait<0>();
+    hold_registers(o);
+
+    finish_sums(rows);
+    const auto column_of = [=](int n) { return n * 8 + lane % 4 * 2; };
+    write_rows<PREFILL_ROWS>(p, unit, row, rows, o, column_of, lane % 4 == 0);
+}
+
+// grid: items of the list * HEAD_TILES;
+// dynamic shared memory: Q_SIZE + 2 * KV_STAGES * KV_SIZE scalars, Control
+KERNEL_OCCUPANCY(BLOCK_THREADS, 1, attention_prefill_hopper, AttentionParams) {
+    DYNAMIC_SHARED_ALIGNED(shared, 1024);
+    scalar* q = reinterpret_cast<scalar*>(shared);
+    scalar* k_tiles = q + Q_SIZE;
+    scalar* v_tiles = k_tiles + KV_STAGES * KV_SIZE;
+    Control& control = *reinterpret_cast<Control*>(v_tiles + KV_STAGES * KV_SIZE);
+    if (threadIdx.x == 0) {
+        for (int stage = 0; stage < KV_STAGES; stage++) {
+            mbarrier_init(&control.k.full[stage], 2);
+            mbarrier_init(&control.v.full[stage], 2);
+            mbarrier_init(&control.k.empty[stage], CONSUMERS / WARP_SIZE);
+            mbarrier_init(&control.v.empty[stage], CONSUMERS / WARP_SIZE);
+        }
+    }
+    __syncthreads();
+    const AttentionUnit unit = attention_unit<PREFILL_ROWS>(p, attention_list(p.batch, p.list), blockIdx.x);
+    const int warp = threadIdx.x / WARP_SIZE;
+    if (warp < 4) {
+        decrease_registers<COPY_REGISTERS>();
+        const bool is_v = warp >= 2;
+        const uint32_t* table = batch_words(p.batch, p.batch->block_tables) + unit.item.first_block;
+        copy_tiles(is_v ? v_tiles : k_tiles, is_v ? control.v : control.k, head_start(p, is_v, unit.kv_head), table,
+                   unit.item, warp % 2);
+    } else {
+        increase_registers<COMPUTE_REGISTERS>();
+        copy_queries(q, p, unit);
+        const uint32_t first_row = (warp / 4 - 1) * 64;
+        attend(p, unit, first_row, q + first_row * PANEL, k_tiles, v_tiles, control);
+        if (unit.item.num_chunks > 1) {
+            merge_chunks<PREFILL_ROWS, Consumers>(p, unit, &control.is_last);
+        }
+    }
+}

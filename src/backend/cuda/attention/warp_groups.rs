@@ -1,0 +1,108 @@
+//! The prefill kernel on warp groups (`kernels/attention_hopper.cu`): which models have it, and its sizes.
+
+use super::super::device::{DeviceInfo, ModuleSource};
+use super::super::options::{CudaOptions, scalar_defines};
+use crate::{DType, KvDType};
+
+/// Threads of a thread block: a warp group that copies, and two that compute.
+const THREADS: usize = 3 * 128;
+/// Rows of the matrix of queries that a thread block has.
+const ROWS: usize = 128;
+/// Tokens of K and V that are multiplied at a time.
+const KV_TILE: usize = 128;
+/// Tiles of K, and of V, that a thread block holds.
+const KV_STAGES: usize = 2;
+/// `Control`: for each tile two barriers of 8 bytes, and a word.
+const CONTROL_BYTES: usize = 2 * KV_STAGES * 2 * 8 + 8;
+
+/// The sizes of the prefill kernel on warp groups for a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WarpGroupPrefill {
+    head_dim: usize,
+}
+
+impl WarpGroupPrefill {
+    /// `Err` says why prompts are computed by `attention_prefill` instead.
+    pub fn choose(options: &CudaOptions, info: &DeviceInfo) -> Result<Self, &'static str> {
+        let CudaOptions { dtype, kv, batch_invariant, .. } = options;
+        let needs = [
+            (info.compute_capability == (9, 0), "the device's compute capability is not 9.0"),
+            (*dtype != DType::F32, "the model's type is float32"),
+            ([64, 128].contains(&kv.head_dim), "heads have neither 64 nor 128 dimensions"),
+            (matches!(kv.dtype, KvDType::Plain(_)), "the KV cache holds codes"),
+            (!batch_invariant, "device.batch_invariant needs a kernel with the same bits as that of decodes"),
+        ];
+        match needs.iter().find(|(is_met, _)| !is_met) {
+            Some((_, why)) => Err(why),
+            None => Ok(Self { head_dim: kv.head_dim }),
+        }
+    }
+
+    pub fn source(&self, options: &CudaOptions) -> ModuleSource {
+        let mut defines = scalar_defines(options);
+        if options.softcap {
+            defines.push(("SOFTCAP", "1".into()));
+        }
+        defines.extend([("KV_TILE", KV_TILE.to_string()), ("KV_STAGES", KV_STAGES.to_string())]);
+        ModuleSource { file: "attention_hopper.cu", defines }
+    }
+
+    /// Rows of the matrix of queries that a thread block has.
+    pub fn rows(&self) -> usize {
+        ROWS
+    }
+
+    pub(super) fn threads(&self) -> usize {
+        THREADS
+    }
+
+    /// Dynamic shared memory of a thread block.
+    pub fn shared_bytes(&self) -> usize {
+        (ROWS + 2 * KV_STAGES * KV_TILE) * self.head_dim * 2 + CONTROL_BYTES
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{CodeType, KvLayout};
+
+    #[test]
+    fn it_is_chosen_where_it_can_compute_what_is_asked_for() {
+        let options = |dtype, head_dim, kv: KvDType, batch_invariant| CudaOptions {
+            batch_invariant,
+            ..CudaOptions::for_attention(
+                dtype,
+                8,
+                KvLayout { num_layers: 1, num_kv_heads: 2, head_dim, block_size: 1, dtype: kv },
+            )
+        };
+        let info = |compute_capability| DeviceInfo {
+            name: String::new(),
+            compute_capability,
+            num_sms: 132,
+            max_shared_bytes: 227 << 10,
+            total_memory: 1 << 36,
+        };
+        let (bf16, codes) = (KvDType::Plain(DType::BF16), KvDType::Codes(CodeType::Fp8));
+        let choose = |dtype, head_dim, kv, batch_invariant, capability| {
+            WarpGroupPrefill::choose(&options(dtype, head_dim, kv, batch_invariant), &info(capability))
+        };
+        for head_dim in [64, 128] {
+            let chosen = choose(DType::BF16, head_dim, bf16, false, (9, 0)).expect("all needs are met");
+            assert!(chosen.shared_bytes() <= 227 << 10);
+        }
+        for (why, chosen) in [
+            ("compute capability", choose(DType::BF16, 128, bf16, false, (8, 0))),
+            ("compute capability", choose(DType::BF16, 128, bf16, false, (10, 0))),
+            ("compute capability", choose(DType::BF16, 128, bf16, false, (12, 0))),
+            ("float32", choose(DType::F32, 128, KvDType::Plain(DType::F32), false, (9, 0))),
+            ("dimensions", choose(DType::BF16, 80, bf16, false, (9, 0))),
+            ("dimensions", choose(DType::BF16, 256, bf16, false, (9, 0))),
+            ("codes", choose(DType::BF16, 128, codes, false, (9, 0))),
+            ("batch_invariant", choose(DType::BF16, 128, bf16, true, (9, 0))),
+        ] {
+            assert!(chosen.is_err_and(|because| because.contains(why)), "{why}");
+        }
+    }
+}

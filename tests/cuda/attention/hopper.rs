@@ -1,0 +1,76 @@
+//! The prefill kernel on warp groups, which a device of compute capability 9.0 has for heads of 64 and 128.
+
+use super::*;
+use crate::emulation::ptx::asked_for;
+use crate::support::{breaks, on_emulation};
+
+fn case(dtype: DType, shape: AttentionShape, block_size: usize, seqs: &[(usize, usize)], seed: u64) -> Case {
+    Case { dtype, shape, block_size, seqs: seqs.to_vec(), batch_invariant: false, codes: None, seed }
+}
+
+/// Two chunks of 576 and 544 keys: more tiles of 128 than shared memory holds, of which the last is not whole. Tiles
+/// are no whole number of blocks.
+fn chunked() -> Case {
+    case(DType::BF16, shape(4, 4, 64), 24, &[(1100, 20)], 1)
+}
+
+/// Rows of several sequences that see different keys of a tile. The last sequence's keys are 448 to 639 in two chunks,
+/// of which the first ends at 512, within a tile.
+fn windows() -> Case {
+    let shape = AttentionShape { window: Some(150), ..shape(8, 2, 64) };
+    case(DType::F16, shape, 16, &[(500, 40), (0, 9), (3, 1), (130, 7), (620, 20)], 2)
+}
+
+/// Checks chunks that are merged, with more tiles than shared memory holds.
+pub fn check_chunks_of_warp_groups(device: &dyn Fn(u32) -> Rc<dyn Device>) {
+    check_on(&chunked(), device);
+}
+
+/// Checks also rows that see different keys.
+pub fn check_warp_groups(device: &dyn Fn(u32) -> Rc<dyn Device>) {
+    check_on(&windows(), device);
+    check_chunks_of_warp_groups(device);
+}
+
+#[test]
+fn heads_groups_blocks_and_masks() {
+    if asked_for() == Some(Architecture::Sm80) {
+        return;
+    }
+    let capped = |shape| AttentionShape { softcap: Some(0.7), ..shape };
+    let windowed = |shape, window| AttentionShape { window: Some(window), ..shape };
+    let cases = [
+        chunked(),
+        windows(),
+        // All heads of a KV head do not fit into a tile of one token.
+        case(DType::BF16, shape(130, 1, 64), 16, &[(70, 3)], 3),
+        case(DType::BF16, capped(shape(4, 1, 128)), 1, &[(100, 35), (127, 2), (128, 3)], 4),
+        case(DType::F16, windowed(shape(5, 1, 128), 40), 256, &[(260, 30), (0, 5)], 5),
+        // More tokens than a tile has; a token sees only itself.
+        case(DType::BF16, windowed(shape(2, 2, 64), 1), 7, &[(0, 200)], 6),
+    ];
+    parallel(0..cases.len() as u64, |i| check(&cases[i as usize]));
+}
+
+#[test]
+fn broken_kernels_are_noticed() {
+    if !on_emulation() {
+        return;
+    }
+    let (chunked, windows) = (chunked(), windows());
+    let file = "attention_hopper.cu";
+    let breakages: [(&Case, &str, &str, &str); 8] = [
+        (&windows, file, "% PANEL_CHUNKS ^ row % 8", "% PANEL_CHUNKS ^ row % 4"),
+        (&windows, file, "mbarrier_wait(&control.k.full[k_place.stage], k_place.parity);", ""),
+        (&chunked, file, "mbarrier_wait(&barriers.empty[place.stage], place.parity ^ 1);", ""),
+        (&windows, file, "            factors[half] = softmax", "            factors[half] = 1.0f; softmax"),
+        (&windows, file, "first < all_see_from ||", "all_see_from == NONE ||"),
+        (&windows, file, "keys.to[0] = min(keys.to[0], item.end_key);", ""),
+        (&chunked, file, "if (position < item.end_key) {", "{"),
+        (&chunked, "include/attention_merge.cuh", "i += Team::THREADS", "i += 2 * Team::THREADS"),
+    ];
+    parallel(0..breakages.len() as u64, |i| {
+        let (case, file, from, to) = breakages[i as usize];
+        breaks(file, from, to, |device| check_on(case, device));
+    });
+}
