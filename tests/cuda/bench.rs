@@ -34,7 +34,7 @@ fn every_figure_is_measured() {
     assert_eq!(has("copy"), 3);
     for (part, times) in [
         ("decode attention", 4),
-        ("prefill attention", 2),
+        ("prefill attention", 4),
         ("swap ", 6),
         ("prefill of", 2),
         ("on a prefix of 60", 2),
