@@ -463,13 +463,19 @@ fn long() -> Case {
 
 /// Computes one sequence's attention in bfloat16, first of the tokens in the cache: `(query heads, KV heads, head
 /// size)`, `(tokens in the cache, new tokens)`.
-pub fn attend(
+pub fn attend(device: &Rc<dyn Device>, heads: (usize, usize, usize), seq: (usize, usize)) {
+    attend_as(device, heads, seq, false);
+}
+
+/// The same, perhaps with `batch_invariant`.
+pub fn attend_as(
     device: &Rc<dyn Device>,
     (num_heads, num_kv_heads, head_dim): (usize, usize, usize),
     seq: (usize, usize),
+    batch_invariant: bool,
 ) {
     let shape = shape(num_heads, num_kv_heads, head_dim);
-    on_cuda(&Case { shape, block_size: 16, seqs: vec![seq], ..tiled() }, device);
+    on_cuda(&Case { shape, block_size: 16, seqs: vec![seq], batch_invariant, ..tiled() }, device);
 }
 
 /// Checks prompts and decodes on tensor cores.

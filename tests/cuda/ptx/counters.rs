@@ -2,7 +2,7 @@
 //! the bytes that a kernel has to read and write. And the expectations of `docs/gpu.md`, which are computed from them.
 
 use super::has_nvcc;
-use crate::attention::attend;
+use crate::attention::{attend, attend_as};
 use crate::emulation::compile::kernels;
 use crate::emulation::ptx::{Architecture, compiled, module, nvcc};
 use crate::emulation::{EmulatedDevice, EmulatedOptions};
@@ -163,7 +163,9 @@ struct ExpectedKernel {
 
 fn expected_kernels() -> Vec<ExpectedKernel> {
     let attention = |kernel, shape, seq, times| {
-        let launches = counted(|device| attend(device, (4, 1, 128), seq));
+        // Which has the other kernel for prompts.
+        let batch_invariant = kernel == "attention_prefill";
+        let launches = counted(|device| attend_as(device, (4, 1, 128), seq, batch_invariant));
         ExpectedKernel { kernel, shape, counts: last(&launches, kernel).total(), times }
     };
     let product = |kernel, shape, format: WeightFormat, (rows, n, k), times| {
@@ -173,6 +175,7 @@ fn expected_kernels() -> Vec<ExpectedKernel> {
     let [q4_0, q8_0] = [QuantFormat::Q4_0, QuantFormat::Q8_0].map(WeightFormat::from);
     vec![
         attention("attention_decode", "64 sequences of 512 tokens, 32 heads of 128, 8 KV heads", (511, 1), 64 * 8),
+        attention("attention_prefill", "a prompt of 512 tokens, 32 heads of 128, 8 KV heads", (0, 512), 8),
         attention("attention_prefill_hopper", "a prompt of 512 tokens, 32 heads of 128, 8 KV heads", (0, 512), 8),
         product("quantized_product_few", "Q4_0, 8 rows, 4096 x 4096", q4_0, (8, 256, 1024), 64),
         product("quantized_product_few", "Q8_0, 8 rows, 4096 x 4096", q8_0, (8, 256, 1024), 64),
