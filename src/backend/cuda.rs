@@ -154,7 +154,9 @@ impl CudaBackend {
         let of_attention = 3 + usize::from(options.experts);
         let attention = AttentionKernels::new(&device, &options, &modules[of_attention..])?;
         // A table may have a block for tokens to come.
-        let table_words = max_seqs * (max_model_len.div_ceil(kv.block_size) + 1);
+        let table_words = max_seqs.saturating_mul(max_model_len.div_ceil(kv.block_size) + 1);
+        let input_words = table_words.saturating_add(5 * max_rows + attention.max_words(&options));
+        batch::check_words(input_words).map_err(StartError::new)?;
         Ok(Self {
             kernels: RowKernels::new(&device, &options, modules[0])?,
             sampling: SamplingKernels::new(&device, &transfers, modules[1], vocab_size, max_rows + max_seqs)?,
@@ -162,7 +164,7 @@ impl CudaBackend {
             quantized: QuantizedModules::new(&device, options.dtype),
             uploader: RefCell::new(Uploader::new(&device)?),
             kv: None,
-            input: BatchInput::new(&device, 5 * max_rows + table_words + attention.max_words(&options))?,
+            input: BatchInput::new(&device, input_words)?,
             attention,
             copies: CopyList::new(&device)?,
             step: EnqueuedStep::default(),

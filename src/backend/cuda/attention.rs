@@ -240,7 +240,8 @@ impl AttentionKernels {
                 partials,
                 arrivals,
                 layer: layer as u32,
-                window: shape.window.unwrap_or(0) as u32,
+                // Positions have 32 bits, so a larger window is none.
+                window: shape.window.map_or(0, |window| u32::try_from(window).unwrap_or(0)),
                 list: *list as u32,
                 scale_log2: scale * std::f32::consts::LOG2_E,
                 cap_scale,

@@ -1,7 +1,7 @@
 //! A step's input in device memory, in the format of `kernels/include/batch.cuh`.
 
 use super::attention::AttentionPlan;
-use super::device::{Copy, Device, DeviceBuffer, DevicePtr, DeviceResult, PinnedBuffer};
+use super::device::{Copy, Device, DeviceBuffer, DeviceError, DevicePtr, DeviceResult, PinnedBuffer};
 use crate::{Batch, MAX_STEPS_IN_FLIGHT};
 use std::rc::Rc;
 
@@ -44,6 +44,7 @@ impl BatchInput {
     /// Must not be called before the step that was [`MAX_STEPS_IN_FLIGHT`] steps earlier is done.
     pub fn write(&mut self, batch: &Batch, attention: &AttentionPlan) -> DeviceResult<(Copy, bool)> {
         write(&mut self.words, batch, attention);
+        check_words(self.words.len()).map_err(DeviceError::Other)?;
         let bytes = 4 * self.words.len();
         let grows = bytes > self.on_device.bytes();
         if grows {
@@ -63,7 +64,19 @@ impl BatchInput {
     }
 }
 
-/// The header and, behind it, its arrays.
+/// Refuses a step's input of so many words: the header's offsets have 32 bits.
+pub fn check_words(words: usize) -> Result<(), String> {
+    if u32::try_from(words).is_ok() {
+        return Ok(());
+    }
+    Err(format!(
+        "a step's input, with the block tables of its sequences, may have up to {} words, and not {words}: lower \
+         scheduler.max_num_seqs or model.max_model_len, or raise cache.block_size",
+        u32::MAX
+    ))
+}
+
+/// The header and, behind it, its arrays. The caller checks the number of words before it uses them.
 fn write(words: &mut Vec<u32>, batch: &Batch, attention: &AttentionPlan) {
     words.clear();
     words.resize(HEADER_WORDS, 0);
@@ -93,6 +106,13 @@ mod tests {
     use super::super::attention::{AttentionItem, AttentionList};
     use super::*;
     use crate::{BatchSeq, NO_SOURCE};
+
+    #[test]
+    fn offsets_beyond_32_bits_are_refused() {
+        assert_eq!(check_words(u32::MAX as usize), Ok(()));
+        let error = check_words(u32::MAX as usize + 1).unwrap_err();
+        assert!(error.contains("model.max_model_len") && error.contains("up to 4294967295 words"), "{error}");
+    }
 
     #[test]
     fn arrays_lie_where_the_header_says() {

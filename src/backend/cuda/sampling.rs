@@ -2,7 +2,8 @@
 //! log-probabilities to pinned memory, and logits stay on the device, but for `HostDraws`.
 
 use super::device::{
-    Copy, Device, DeviceBuffer, DevicePtr, DeviceResult, Grid, KernelId, ModuleId, ModuleSource, PinnedBuffer, Stream,
+    Copy, Device, DeviceBuffer, DeviceError, DevicePtr, DeviceResult, Grid, KernelId, ModuleId, ModuleSource,
+    PinnedBuffer, Stream,
 };
 use super::host_draws::HostDraws;
 use super::transfers::TransferKernels;
@@ -265,7 +266,7 @@ impl SamplingKernels {
         let mut num_passes = 0;
         for (i, request) in requests.iter().enumerate() {
             let row_bytes = 4 * self.vocab;
-            let mut entry = self.entry(request, &mut words);
+            let mut entry = self.entry(request, &mut words)?;
             if adjusts(&request.want) {
                 adjusts_any = true;
                 // In place, if no other request wants the row.
@@ -290,6 +291,8 @@ impl SamplingKernels {
             let at = &mut words[i * size_of::<DeviceRequest>() / 4..][..size_of::<DeviceRequest>() / 4];
             bytemuck::cast_slice_mut(at).copy_from_slice(bytes);
         }
+        // Then no list was beyond it.
+        offset_of(words.len())?;
         self.upload(&words)?;
         self.words = words;
         self.make_room(max_top as usize, requests.len())?;
@@ -333,7 +336,7 @@ impl SamplingKernels {
     }
 
     /// A request in the kernels' format. Its lists are appended to `words`. `counts` is 1 if it needs counts.
-    fn entry(&mut self, request: &LogitsRequest<'_>, words: &mut Vec<u32>) -> DeviceRequest {
+    fn entry(&mut self, request: &LogitsRequest<'_>, words: &mut Vec<u32>) -> DeviceResult<DeviceRequest> {
         let mut entry = DeviceRequest {
             row: request.row as u32,
             place: self.expected.len() as u32,
@@ -384,11 +387,11 @@ impl SamplingKernels {
                 }
             }
         }
-        entry.top = self.result_words as u32;
+        entry.top = offset_of(self.result_words)?;
         self.result_words += TOP_WORDS * entry.num_top as usize;
         let (kind, num_top, top) = (entry.kind, entry.num_top as usize, entry.top as usize);
         self.expected.push(Expected { kind, num_top, top });
-        entry
+        Ok(entry)
     }
 
     fn upload(&mut self, words: &[u32]) -> DeviceResult<()> {
@@ -476,6 +479,17 @@ fn result_of(words: &[u32], place: usize, expected: &Expected) -> LogitsResult {
     }
 }
 
+/// The offset of a request's list or results as the kernels have it.
+fn offset_of(words: usize) -> DeviceResult<u32> {
+    u32::try_from(words).map_err(|_| {
+        DeviceError::Other(format!(
+            "the sampling requests of a step and their log-probabilities may have up to {} words, and not {words}: \
+             lower scheduler.max_num_batched_tokens, scheduler.max_num_seqs or server.max_logprobs",
+            u32::MAX
+        ))
+    })
+}
+
 /// Whether the request changes logits before the draw.
 fn adjusts(want: &LogitsWant<'_>) -> bool {
     match want {
@@ -494,4 +508,16 @@ fn set_filters(entry: &mut DeviceRequest, params: &SamplingParams) {
     entry.top_k = params.top_k;
     entry.min_weight = weight_of_min_p(params.min_p);
     entry.top_p_share = top_p_share(params.top_p);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn offsets_beyond_32_bits_are_refused() {
+        assert_eq!(offset_of(u32::MAX as usize), Ok(u32::MAX));
+        let error = offset_of(1 << 32).unwrap_err().to_string();
+        assert!(error.contains("server.max_logprobs") && error.contains("up to 4294967295 words"), "{error}");
+    }
 }
