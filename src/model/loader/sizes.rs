@@ -125,6 +125,8 @@ pub(super) fn pool_sizes(
     budget: impl FnOnce() -> Result<(usize, String), StartError>,
 ) -> Result<PoolSizes, StartError> {
     let block_bytes = layout.block_bytes();
+    // Slots are numbered with 32 bits.
+    let limit = u32::MAX as usize / layout.block_size;
     let num_device_blocks = match options.num_device_blocks {
         Some(blocks) => blocks,
         None => {
@@ -132,7 +134,7 @@ pub(super) fn pool_sizes(
             let useful = options.max_num_seqs * max_model_len.div_ceil(layout.block_size);
             let is_demo = options.source.path == DEMO_MODEL && options.load_format == LoadFormat::Auto;
             let most = if is_demo { MAX_DEMO_BLOCKS } else { usize::MAX };
-            let blocks = (budget / block_bytes).min(useful).min(most);
+            let blocks = (budget / block_bytes).min(useful).min(most).min(limit);
             if blocks == 0 {
                 return Err(StartError::new(format!(
                     "no KV block of {block_bytes} bytes fits into {share_of} ({budget} bytes): \
@@ -142,20 +144,22 @@ pub(super) fn pool_sizes(
             blocks
         }
     };
-    let limit = u32::MAX as usize / layout.block_size;
     let swap_bytes = options.swap_bytes.unwrap_or_else(|| {
         let most = options.max_swap_bytes.unwrap_or(usize::MAX);
-        (swap.bytes)(num_device_blocks.saturating_mul(block_bytes)).min(most)
+        (swap.bytes)(num_device_blocks.saturating_mul(block_bytes)).min(most).min(limit.saturating_mul(block_bytes))
     });
     let num_swap_blocks = swap_bytes / block_bytes;
     let spare_bytes = swap.spare_bytes.min(limit.saturating_mul(block_bytes));
     let max_swap_blocks = options.max_swap_bytes.unwrap_or(spare_bytes.max(swap_bytes)) / block_bytes;
-    let largest = num_device_blocks.max(max_swap_blocks);
-    if largest > limit {
-        return Err(StartError::new(format!(
-            "{largest} KV blocks are too many: a pool can have at most {limit} blocks of {} tokens",
-            layout.block_size
-        )));
+    let of_swap_pool = ("swap.space_gib or swap.max_space_gib", max_swap_blocks.max(num_swap_blocks));
+    for (setting, blocks) in [("cache.num_device_blocks", num_device_blocks), of_swap_pool] {
+        if blocks > limit {
+            return Err(StartError::new(format!(
+                "{setting}: {blocks} KV blocks are too many: a pool can have at most {limit} blocks with \
+                 cache.block_size = {}",
+                layout.block_size
+            )));
+        }
     }
     Ok(PoolSizes { layout, num_device_blocks, num_swap_blocks, max_swap_blocks })
 }
