@@ -5,6 +5,11 @@ use std::time::Instant;
 
 /// A group of 4, heads of up to 128, on 132 multiprocessors.
 fn rules(windows: &[Option<usize>], batch_invariant: bool) -> WorkRules {
+    rules_up_to(1 << 17, windows, batch_invariant)
+}
+
+/// The same for sequences of up to `max_len` tokens.
+fn rules_up_to(max_len: usize, windows: &[Option<usize>], batch_invariant: bool) -> WorkRules {
     let mut rules = WorkRules {
         decode_tokens: 4,
         prefill_tokens: 32,
@@ -15,7 +20,7 @@ fn rules(windows: &[Option<usize>], batch_invariant: bool) -> WorkRules {
         batch_invariant,
         max_partials: 0,
     };
-    rules.max_partials = rules.partials_for(256, 8192, 1 << 17);
+    rules.max_partials = rules.partials_for(256, 8192, max_len);
     rules
 }
 
@@ -104,6 +109,32 @@ fn each_row_has_each_key_that_it_sees_once() {
                         }
                         assert_eq!(next, position + 1);
                     }
+                }
+            }
+        }
+    }
+}
+
+/// Contexts of 2^20 tokens and of 2^31, the most that `model.max_model_len` may be: each row has each key once, there is
+/// room for all results, and a decode has at most 32 chunks, or 33 if a window begins within one.
+#[test]
+fn the_longest_contexts_have_lists() {
+    for (max_len, windows) in [(1 << 20, [None, Some(1 << 19)]), (1 << 31, [None, Some(1 << 30)])] {
+        let batch = batch(&[(max_len - 1, 1), (max_len - 3, 3), (max_len - 100, 100), (max_len / 2 + 5, 300), (9, 1)]);
+        for invariant in [false, true] {
+            let rules = rules_up_to(max_len, &windows, invariant);
+            let plan = rules.plan(&batch);
+            assert!(plan.items.len() <= rules.max_items(256, 8192, max_len));
+            for (index, window) in windows.iter().enumerate() {
+                let chunks = chunks_of_rows(&rules, &plan, index);
+                assert_eq!(chunks.len(), batch.num_rows());
+                for (row, chunks) in chunks {
+                    let seq = batch.seqs.iter().rfind(|seq| seq.first_row as u32 <= row).expect("a sequence");
+                    let position = (seq.num_computed + row as usize - seq.first_row) as u32;
+                    let first = window.map_or(0, |window: usize| (position + 1).saturating_sub(window as u32));
+                    let joins = chunks.windows(2).all(|pair| pair[0].1 == pair[1].0);
+                    assert!(joins && chunks[0].0 == first && chunks[chunks.len() - 1].1 == position + 1, "{chunks:?}");
+                    assert!(chunks.len() <= MAX_CHUNKS + 1 || seq.num_rows > rules.decode_tokens, "{}", chunks.len());
                 }
             }
         }
