@@ -134,6 +134,14 @@ impl GpuMemory {
         self.insert(address, bytes, None, None);
     }
 
+    /// The same for memory of which nothing was written yet.
+    ///
+    /// # Safety
+    /// As [`GpuMemory::map_host`], and all bytes are initialised.
+    pub unsafe fn map_unwritten(&mut self, address: u64, bytes: usize) {
+        self.insert(address, bytes, None, Some(ByteSet::new(bytes)));
+    }
+
     pub fn unmap_host(&mut self, address: u64) {
         let index = self.index_of(address).expect("mapped before");
         self.regions.remove(index);

@@ -66,6 +66,8 @@ const PAGE_WORDS: usize = 1024;
 #[derive(Default)]
 pub(crate) struct Shadow {
     pages: Vec<Option<Box<[ShadowCell; PAGE_WORDS]>>>,
+    /// The pages that are there: few of those of a large allocation.
+    used: Vec<usize>,
     split: Vec<[ShadowCell; 4]>,
     readers: Vec<Vec<Stamp>>,
 }
@@ -215,11 +217,11 @@ pub(crate) type Conflict = Option<Stamp>;
 impl Shadow {
     pub fn new(bytes: usize) -> Self {
         let pages = bytes.div_ceil(4 * PAGE_WORDS);
-        Self { pages: (0..pages).map(|_| None).collect(), split: Vec::new(), readers: Vec::new() }
+        Self { pages: (0..pages).map(|_| None).collect(), ..Self::default() }
     }
 
     pub fn clear(&mut self) {
-        self.pages.iter_mut().for_each(|page| *page = None);
+        self.used.drain(..).for_each(|page| self.pages[page] = None);
         self.split.clear();
         self.readers.clear();
     }
@@ -227,8 +229,10 @@ impl Shadow {
     /// Calls `visit` with the cell of each word or byte of a range.
     fn visit(&mut self, at: usize, bytes: usize, mut visit: impl FnMut(&mut ShadowCell, &mut Vec<Vec<Stamp>>)) {
         for word in at / 4..(at + bytes).div_ceil(4) {
-            let page =
-                self.pages[word / PAGE_WORDS].get_or_insert_with(|| Box::new([ShadowCell::default(); PAGE_WORDS]));
+            let page = self.pages[word / PAGE_WORDS].get_or_insert_with(|| {
+                self.used.push(word / PAGE_WORDS);
+                Box::new([ShadowCell::default(); PAGE_WORDS])
+            });
             let cell = &mut page[word % PAGE_WORDS];
             let from = at.max(word * 4) - word * 4;
             let to = (at + bytes).min(word * 4 + 4) - word * 4;
