@@ -106,7 +106,8 @@ impl Case {
     }
 }
 
-fn add(batch: &mut Batch, num_computed: usize, num_rows: usize, table: &[u32], block_size: usize) {
+/// Adds a sequence of tokens behind `num_computed` others.
+pub fn add(batch: &mut Batch, num_computed: usize, num_rows: usize, table: &[u32], block_size: usize) {
     if num_rows == 0 {
         return;
     }

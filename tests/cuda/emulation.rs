@@ -7,6 +7,7 @@
 
 pub mod compile;
 mod matmul;
+mod memory;
 mod options;
 pub mod ptx;
 
@@ -20,7 +21,6 @@ use pagetide::backend::cuda::device::{
 };
 use ptx_interpreter::GpuOptions;
 use ptx_interpreter::counters::Counters;
-use std::alloc::Layout;
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::ffi::{c_char, c_void};
@@ -65,10 +65,6 @@ struct StreamState {
     recorded: u64,
     done: u64,
 }
-
-/// Guard bytes on both sides of an allocation. Nothing may write to them.
-const GUARD_BYTES: usize = 256;
-const POISON: u8 = 0xff;
 
 pub struct EmulatedDevice {
     info: DeviceInfo,
@@ -270,6 +266,9 @@ impl EmulatedDevice {
 
     fn launch_now(&self, kernel: KernelId, grid: Grid, params: &[u8]) -> DeviceResult<()> {
         let (name, code) = self.kernels.borrow()[kernel.0].clone();
+        if self.options.leaves_out == Some(name.as_str()) {
+            return Ok(());
+        }
         let emulate = match code {
             KernelCode::Native(emulate) => emulate,
             KernelCode::Ptx(module) => {
@@ -306,31 +305,25 @@ impl EmulatedDevice {
         Err(error)
     }
 
-    fn layout(bytes: usize) -> Layout {
-        Layout::from_size_align(bytes + 2 * GUARD_BYTES, 256).expect("a size that fits")
+    /// The address of the one allocation of device memory with this size.
+    pub fn allocation_of(&self, bytes: usize) -> DevicePtr {
+        let allocated = self.allocated.borrow();
+        let mut found = allocated.iter().filter(|(_, size)| **size == bytes).map(|(address, _)| DevicePtr(*address));
+        let first = found.next().expect("there is an allocation of this size");
+        assert_eq!(found.next(), None, "several allocations of {bytes} bytes");
+        first
     }
 
     fn allocate_in(&self, pool: &RefCell<HashMap<u64, usize>>, bytes: usize) -> NonNull<u8> {
-        // SAFETY: the layout is not empty.
-        let start = unsafe { std::alloc::alloc(Self::layout(bytes)) };
-        assert!(!start.is_null(), "out of memory");
-        // SAFETY: all of it is ours.
-        unsafe { std::ptr::write_bytes(start, POISON, bytes + 2 * GUARD_BYTES) };
-        // SAFETY: within the allocation.
-        let address = unsafe { start.add(GUARD_BYTES) };
-        pool.borrow_mut().insert(address as u64, bytes);
-        NonNull::new(address).expect("not null")
+        let address = memory::allocate(bytes);
+        pool.borrow_mut().insert(address.as_ptr() as u64, bytes);
+        address
     }
 
     fn free_in(&self, pool: &RefCell<HashMap<u64, usize>>, address: u64) {
         let bytes = pool.borrow_mut().remove(&address).expect("freed once, and allocated before");
-        let start = (address as usize - GUARD_BYTES) as *mut u8;
-        // SAFETY: all of it was allocated by `allocate_in`.
-        let memory = unsafe { std::slice::from_raw_parts(start, bytes + 2 * GUARD_BYTES) };
-        let is_intact = |guard: &[u8]| guard.iter().all(|byte| *byte == POISON);
-        let intact = is_intact(&memory[..GUARD_BYTES]) && is_intact(&memory[GUARD_BYTES + bytes..]);
-        // SAFETY: allocated with this layout.
-        unsafe { std::alloc::dealloc(start, Self::layout(bytes)) };
+        // SAFETY: `allocate_in` has allocated so many bytes there, and who frees memory uses it no more.
+        let intact = unsafe { memory::free(address, bytes) };
         assert!(intact || std::thread::panicking(), "a write beyond an allocation of {bytes} bytes");
     }
 }
@@ -351,18 +344,30 @@ impl Device for EmulatedDevice {
         if bytes > free {
             return Err(DeviceError::OutOfMemory { wanted: bytes, free, total });
         }
-        if let Some(interpreter) = &self.interpreter {
-            let address = interpreter.borrow_mut().gpu.memory.allocate(bytes);
-            self.allocated.borrow_mut().insert(address, bytes);
+        let Some(interpreter) = &self.interpreter else {
+            return Ok(DevicePtr(self.allocate_in(&self.allocated, bytes).as_ptr() as u64));
+        };
+        let of_kernels = &mut interpreter.borrow_mut().gpu.memory;
+        if memory::is_sparse(bytes) {
+            let address = self.allocate_in(&self.allocated, bytes).as_ptr() as u64;
+            // SAFETY: it is unmapped before it is freed, and the host does not run while a kernel does.
+            unsafe { of_kernels.map_unwritten(address, bytes) };
             return Ok(DevicePtr(address));
         }
-        Ok(DevicePtr(self.allocate_in(&self.allocated, bytes).as_ptr() as u64))
+        let address = of_kernels.allocate(bytes);
+        self.allocated.borrow_mut().insert(address, bytes);
+        Ok(DevicePtr(address))
     }
 
     unsafe fn free(&self, ptr: DevicePtr) {
         if let Some(interpreter) = &self.interpreter {
-            self.allocated.borrow_mut().remove(&ptr.0).expect("freed once, and allocated before");
-            return interpreter.borrow_mut().gpu.memory.free(ptr.0);
+            let of_kernels = &mut interpreter.borrow_mut().gpu.memory;
+            let is_sparse = self.allocated.borrow().get(&ptr.0).is_some_and(|bytes| memory::is_sparse(*bytes));
+            if !is_sparse {
+                self.allocated.borrow_mut().remove(&ptr.0).expect("freed once, and allocated before");
+                return of_kernels.free(ptr.0);
+            }
+            of_kernels.unmap_host(ptr.0);
         }
         self.free_in(&self.allocated, ptr.0);
     }

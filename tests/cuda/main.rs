@@ -20,5 +20,6 @@ mod quantized;
 mod resume;
 mod rows;
 mod sampling;
+mod sparse;
 mod support;
 mod transfers;

@@ -32,6 +32,8 @@ pub struct EmulatedOptions {
     pub ignores_waits: bool,
     /// In which order threads run: 0, 1 or 2 (`Order` of the emulation).
     pub thread_order: u32,
+    /// A kernel that is not run, because it would write all of a sparse allocation.
+    pub leaves_out: Option<&'static str>,
     /// Kernels run as PTX for this architecture instead of as C++.
     pub ptx: Option<Architecture>,
     /// With PTX: each kernel is compared with that of this folder, and the device fails where they part.
@@ -55,6 +57,7 @@ impl Default for EmulatedOptions {
             seed: 1,
             ignores_waits: false,
             thread_order: 0,
+            leaves_out: None,
             ptx: ptx::asked_for(),
             against: None,
             counts: false,

@@ -1,0 +1,93 @@
+//! Quantised weights beyond 4 GiB: rows of a table, and matrices of many experts. Kernels are launched alone, because a
+//! matrix of such a size would have to be packed first.
+
+use super::{device_with_room, put};
+use crate::support::*;
+use pagetide::backend::DType;
+use pagetide::backend::cuda::device::{Device, DeviceBuffer, DevicePtr, Grid};
+use pagetide::backend::cuda::{WeightTiles, quantized};
+use pagetide::backend::quant::QuantFormat;
+use std::rc::Rc;
+
+/// Rows and columns of a weight tile. Matrices here have one tile, or rows of one.
+const TILE_N: usize = 16;
+const TILE_K: usize = 64;
+
+const TILES: WeightTiles = WeightTiles::of(QuantFormat::Q8_0);
+
+/// A kernel's parameters.
+#[derive(Default)]
+struct Params(Vec<u8>);
+
+impl Params {
+    fn addresses(mut self, addresses: &[DevicePtr]) -> Self {
+        self.0.extend(addresses.iter().flat_map(|address| address.0.to_le_bytes()));
+        self
+    }
+
+    fn words(mut self, words: &[u32]) -> Self {
+        self.0.extend(words.iter().flat_map(|word| word.to_le_bytes()));
+        self
+    }
+}
+
+/// Codes and scales of a tile. The scales are float16 below 2.
+fn tile_bytes(seed: u64) -> Vec<u8> {
+    let random = &mut Random(seed);
+    (0..TILES.tile_bytes()).map(|_| random.bits() as u8 & 0x3f).collect()
+}
+
+fn words(device: &Rc<dyn Device>, words: &[u32]) -> DeviceBuffer {
+    upload_bytes(device, &words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>())
+}
+
+fn launch(device: &Rc<dyn Device>, kernel: &str, threads: u32, shared_bytes: usize, params: Params) {
+    let module = device.load_modules(&[quantized::source(TILES, DType::BF16)]).unwrap()[0];
+    let kernel = device.kernel(module, kernel, shared_bytes as u32).unwrap();
+    let grid = Grid { blocks: [1, 1, 1], threads, shared_bytes: shared_bytes as u32 };
+    // SAFETY: the parameters are those of the kernel, and the callers keep the memory until the device is done.
+    unsafe { device.launch(kernel, grid, &params.0) }.unwrap();
+}
+
+/// The row of a token whose tile has `tiles_before` tiles before it.
+fn looked_up(device: &Rc<dyn Device>, tiles_before: usize) -> Vec<f32> {
+    let (token, rows) = (tiles_before * TILE_N + 5, (tiles_before + 1) * TILE_N);
+    let table = DeviceBuffer::new(device, (tiles_before + 1) * TILES.tile_bytes()).unwrap();
+    put(device, table.ptr() + tiles_before * TILES.tile_bytes(), &tile_bytes(1));
+    // `BatchHeader`: one row, whose token and its source are behind the header.
+    let mut batch = vec![1, 0, 16, 17];
+    batch.resize(16, 0);
+    batch.extend([token as u32, u32::MAX]);
+    let (batch, out) = (words(device, &batch), DeviceBuffer::new(device, TILE_K * 4).unwrap());
+    let addresses = [batch.ptr(), DevicePtr::NULL, table.ptr(), out.ptr(), DevicePtr::NULL];
+    let params = Params::default().addresses(&addresses);
+    let params = params.words(&[TILE_K as u32, rows as u32, 1_f32.to_bits(), 0, 0, 0]);
+    launch(device, "quantized_lookup", 256, 0, params);
+    download(device, &out, DType::F32)
+}
+
+/// The product of a row with the matrix of an expert.
+fn product_of(device: &Rc<dyn Device>, expert: usize) -> Vec<f32> {
+    let weights = DeviceBuffer::new(device, (expert + 1) * TILES.tile_bytes()).unwrap();
+    put(device, weights.ptr() + expert * TILES.tile_bytes(), &tile_bytes(2));
+    let x = upload(device, &Random(3).floats(TILE_K, DType::BF16), DType::BF16);
+    let out = DeviceBuffer::new(device, TILE_N * 2).unwrap();
+    let (choices, num_tiles, tiles) = (words(device, &[0]), words(device, &[1]), words(device, &[expert as u32, 0, 1]));
+    // `Piece`, and the rest of `ProductParams`.
+    let params = Params::default().addresses(&[DevicePtr::NULL]).words(&[0, 1, expert as u32 + 1, 1]);
+    let addresses = [DevicePtr::NULL, choices.ptr(), num_tiles.ptr(), tiles.ptr(), x.ptr(), weights.ptr(), out.ptr()];
+    let params = params.addresses(&addresses).words(&[TILE_N as u32, TILE_K as u32, 0, 0]);
+    launch(device, "quantized_expert_product", 128, quantized::tiled_shared_bytes(TILES), params);
+    download(device, &out, DType::BF16)
+}
+
+#[test]
+fn tiles_beyond_4_gib() {
+    let far = (1 << 32) / TILES.tile_bytes() + 2;
+    let Some(device) = device_with_room(5 << 30) else { return };
+    for (what, run) in [("lookup", looked_up as fn(&Rc<dyn Device>, usize) -> Vec<f32>), ("product", product_of)] {
+        let expected = run(&device, 1);
+        assert!(expected.iter().all(|x| x.is_finite()) && expected.iter().any(|x| x.abs() > 0.1), "{what}");
+        assert_eq!(bits(&run(&device, far)), bits(&expected), "{what}");
+    }
+}
