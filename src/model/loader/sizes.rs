@@ -167,7 +167,52 @@ pub(super) fn pool_sizes(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::{DeviceKind, ModelSource, PerDevice};
     use std::fs::{self, File};
+
+    fn options(num_device_blocks: Option<usize>, swap_bytes: Option<usize>) -> LoadOptions {
+        LoadOptions {
+            source: ModelSource { path: "tiny".into(), revision: None },
+            dtype: DtypeChoice::Auto,
+            load_format: LoadFormat::Auto,
+            quantization: Quantization::None,
+            quantization_cache: None,
+            max_model_len: None,
+            device: DeviceKind::Cuda,
+            threads: 1,
+            isa: None,
+            driver: Default::default(),
+            cuda_graphs: false,
+            memory_fraction: PerDevice { cpu: 0.5, gpu: 0.5 },
+            batched_tokens: PerDevice { cpu: 1, gpu: 1 },
+            max_num_seqs: 1 << 16,
+            cache_dtype: CacheDtype::Auto,
+            block_size: 16,
+            num_device_blocks,
+            swap_bytes,
+            max_swap_bytes: None,
+        }
+    }
+
+    /// Blocks of 256 bytes, in terabytes: more than slots of 32 bits can number.
+    #[test]
+    fn pools_have_at_most_the_slots_that_can_be_numbered() {
+        let layout = KvLayout { num_layers: 1, num_kv_heads: 1, head_dim: 4, block_size: 16, dtype: DType::F16.into() };
+        let swap = SwapDefaults { bytes: |_| 1 << 42, spare_bytes: 1 << 42 };
+        let sizes =
+            |options: &LoadOptions| pool_sizes(options, layout, 1 << 20, &swap, || Ok((1 << 42, "the memory".into())));
+        let limit = u32::MAX as usize / 16;
+        let pools = sizes(&options(None, None)).unwrap();
+        assert_eq!([pools.num_device_blocks, pools.num_swap_blocks, pools.max_swap_blocks], [limit; 3]);
+        let refused = |options: &LoadOptions| sizes(options).expect_err("too many blocks").to_string();
+        let error = refused(&options(Some(limit + 1), None));
+        assert!(
+            error.starts_with("cache.num_device_blocks: 268435456 KV blocks") && error.contains("268435455"),
+            "{error}"
+        );
+        let error = refused(&options(Some(1), Some(1 << 42)));
+        assert!(error.starts_with("swap.space_gib or swap.max_space_gib: "), "{error}");
+    }
 
     /// The file of `llama-mha` in `model` when it is quantised.
     fn kept_in(model: &Path, to: Quantization) -> KeptPlace {
