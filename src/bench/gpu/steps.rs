@@ -67,6 +67,7 @@ pub(super) fn measure(
     let mut steps = GpuSteps::load(open, model, sizes, block_size)?;
 
     let prefill = steps.prefill(sizes)?;
+    steps.fill_pool(sizes);
     report(Figure::new(format!("prefill of {}", sizes.prefill), sizes.prefill as f64 / prefill, "tok/s"));
     for batch in &sizes.batches {
         let name = |what: &str| format!("decode, batch {batch}, context {}{what}", sizes.context);
@@ -161,6 +162,17 @@ impl GpuSteps {
         }
         times.sort_by(f64::total_cmp);
         Ok(times[times.len() / 2])
+    }
+
+    /// Copies the prompt's whole blocks to all others, so that decodes read numbers: memory that nothing has written may
+    /// hold NaN, or be reported.
+    fn fill_pool(&mut self, sizes: &Sizes) {
+        let (pools, num_full) = (&self.loaded.pools, sizes.prefill / self.loaded.pools.layout.block_size);
+        assert!(num_full > 0, "the prompt fills a block");
+        let block = |i: usize| BlockId(i as u32);
+        let copy = (num_full..pools.num_device_blocks).map(|i| (block(i % num_full), block(i))).collect();
+        self.runner.submit(&StepPlan { copy, ..StepPlan::default() });
+        self.runner.finish();
     }
 
     /// Sequences with room for all steps. Each has its own blocks, as far as there are enough.
