@@ -6,10 +6,11 @@ use pagetide_backend::cuda::attention::{TileShape, WarpGroupPrefill, simple_shar
 use pagetide_backend::cuda::device::{DeviceError, DeviceInfo, ModuleSource};
 use pagetide_backend::cuda::driver::{DriverOptions, NEWEST_CUDA, compiler, open_nvrtc};
 use pagetide_backend::cuda::experts::{PRODUCT_SHARED_BYTES, routing_shared_bytes};
+use pagetide_backend::cuda::few_rows;
 use pagetide_backend::cuda::quantized::{self, few_shared_bytes, tiled_shared_bytes};
 use pagetide_backend::cuda::rows::REDUCE_BYTES;
 use pagetide_backend::cuda::sampling::SCRATCH_BYTES;
-use pagetide_backend::cuda::{CudaOptions, WeightTiles, module_sources};
+use pagetide_backend::cuda::{CudaOptions, FewRowsUse, WeightTiles, module_sources};
 use pagetide_backend::{CodeType, DType, KvDType, KvLayout};
 use serde_json::json;
 use std::path::Path;
@@ -50,6 +51,7 @@ fn options(dtype: DType, head_dim: usize, group: usize, block_size: usize) -> Cu
         max_logit_rows: 256,
         graphs: true,
         batch_invariant: false,
+        few_rows: FewRowsUse::Timed,
         // Like Gemma 2, which has heads of these sizes.
         softcap: head_dim >= 128 && group == 1,
         experts: true,
@@ -131,6 +133,10 @@ fn add(all: &mut Vec<Specialisation>, arch: &str, options: &CudaOptions, info: &
                 let product = shape.map(|_| ("expert_product", PRODUCT_SHARED_BYTES));
                 [("route", route), ("group_choices", group)].into_iter().chain(product).collect()
             }
+            ("few_rows.cu", _) => {
+                let kernels = [("few_rows_product", 1), ("few_rows_gated", 2), ("few_rows_qkv", 1)];
+                kernels.map(|(name, matrices)| (name, few_rows::shared_bytes(matrices))).to_vec()
+            }
             ("rows.cu", _) => ["add_norm", "add_gated"].map(|name| (name, REDUCE_BYTES as usize)).to_vec(),
             ("sampling.cu", _) => {
                 ["sample_tokens", "find_logprobs"].map(|name| (name, SCRATCH_BYTES as usize)).to_vec()
@@ -171,9 +177,16 @@ fn the_list_of_specialisations_is_written_for_nvcc() {
             json!({"arch": arch, "file": source.file, "defines": defines, "shared_bytes": shared_bytes})
         })
         .collect();
-    for file in
-        ["attention.cu", "attention_rows.cu", "experts.cu", "quantized.cu", "rows.cu", "sampling.cu", "transfers.cu"]
-    {
+    for file in [
+        "attention.cu",
+        "attention_rows.cu",
+        "experts.cu",
+        "few_rows.cu",
+        "quantized.cu",
+        "rows.cu",
+        "sampling.cu",
+        "transfers.cu",
+    ] {
         for arch in ["sm_80", "sm_90a", "sm_100a"] {
             assert!(list.iter().any(|entry| entry["file"] == file && entry["arch"] == arch), "{file}, {arch}");
         }

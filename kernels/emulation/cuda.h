@@ -21,6 +21,7 @@
     static void name(const Params& p)
 #define KERNEL_OCCUPANCY(threads, blocks, name, Params) KERNEL(threads, name, Params)
 #define KERNEL_WAITS_LATER(threads, name, Params) KERNEL(threads, name, Params)
+#define KERNEL_WAITS_LATER_OCCUPANCY(threads, blocks, name, Params) KERNEL(threads, name, Params)
 
 // --- vector types
 

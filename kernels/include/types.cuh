@@ -39,6 +39,9 @@ typedef unsigned long long uint64_t;
 // A kernel that itself calls `wait_for_earlier_kernels`, in every thread. Before, it reads nothing but its parameters
 // and weights, which copies have written and not kernels, and writes nothing but shared memory.
 #define KERNEL_WAITS_LATER(threads, name, Params) KERNEL_DEFINITION(__launch_bounds__(threads), name, Params, )
+// The same, with registers for `blocks` thread blocks on a multiprocessor.
+#define KERNEL_WAITS_LATER_OCCUPANCY(threads, blocks, name, Params) \
+    KERNEL_DEFINITION(__launch_bounds__(threads, blocks), name, Params, )
 #endif
 
 // Dynamic shared memory.

@@ -5,6 +5,8 @@
 //! - `batch`: a step's input; `upload`: weights; `kv_pools`: the two pools of KV blocks and the copies between them.
 //! - `tensors`: tensors in device memory.
 //! - `weight_tiles`: how quantised weights lie in device memory; `quantized`: matrices of them.
+//! - `few_rows`: products of few rows with what comes before and after them, and the rule for which those are;
+//!   `fused`: the operations that they are tried for;
 //! - `rows`, `attention`, `products`, `experts`, `sampling`, `transfers`: launches of the kernels in `kernels/`;
 //!   `graphs`: recorded launches.
 //!
@@ -18,6 +20,8 @@ pub mod copies;
 pub mod device;
 pub mod driver;
 pub mod experts;
+pub mod few_rows;
+mod fused;
 mod graphs;
 mod hidden;
 mod host_draws;
@@ -33,8 +37,8 @@ pub mod upload;
 mod weight_tiles;
 
 use super::{
-    Activation, AttentionShape, Backend, Batch, DType, Experts, ExpertsShape, FinishedCopy, HostTensor, KvLayout,
-    LogitsRequest, LogitsResult, MAX_STEPS_IN_FLIGHT, Norm, Rope, TensorRole, matrix_shape,
+    Activation, AttentionShape, Backend, Batch, DType, Experts, ExpertsShape, FinishedCopy, Heads, HostTensor,
+    KvLayout, LogitsRequest, LogitsResult, MAX_STEPS_IN_FLIGHT, Norm, NormedInput, Rope, TensorRole, matrix_shape,
 };
 use attention::{AttentionKernels, AttentionPlan};
 use batch::BatchInput;
@@ -44,15 +48,16 @@ use device::{
     PinnedBuffer, Stream,
 };
 use experts::{CudaExpertsWorkspace, ExpertKernels, ExpertsCall};
+use few_rows::{FewRowsKernels, FewRowsOperand};
 use graphs::{GraphKey, Graphs, bucket, buckets};
 use hidden::HiddenRows;
 use kv_pools::CudaKvPools;
-pub use options::{CudaOptions, check_layout};
+pub use options::{CudaOptions, FewRowsUse, check_layout};
 use pagetide_base::error::StartError;
 use pagetide_base::ids::{BlockId, KvPlace};
 use products::{Lookup, QuantizedProduct};
 use quantized::{QuantizedModules, QuantizedRows};
-use rows::{BatchRows, FloatOrScalar, RowKernels};
+use rows::{BatchRows, FloatOrScalar, RopeParams, RowKernels};
 use sampling::SamplingKernels;
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -82,6 +87,7 @@ pub fn module_sources(options: &CudaOptions, info: &DeviceInfo) -> Vec<ModuleSou
     let mut sources = vec![rows::source(options), sampling::source(), transfers::source()];
     sources.extend(options.experts.then(|| experts::source(options)));
     sources.extend(attention::sources(options, info));
+    sources.extend(few_rows::is_used(options).then(|| few_rows::source(options)));
     sources
 }
 
@@ -95,6 +101,8 @@ pub struct CudaBackend {
     transfers: Rc<TransferKernels>,
     /// `None` if the model has no experts.
     experts: Option<ExpertKernels>,
+    /// `None` if the options rule them out.
+    few_rows: Option<FewRowsKernels>,
     quantized: QuantizedModules,
     uploader: RefCell<Uploader>,
     kv: Option<CudaKvPools>,
@@ -161,6 +169,9 @@ impl CudaBackend {
             kernels: RowKernels::new(&device, &options, modules[0])?,
             sampling: SamplingKernels::new(&device, &transfers, modules[1], vocab_size, max_rows + max_seqs)?,
             experts: options.experts.then(|| ExpertKernels::new(&device, &options, modules[3])).transpose()?,
+            few_rows: few_rows::is_used(&options)
+                .then(|| FewRowsKernels::new(&device, &options, *modules.last().expect("the sources have it")))
+                .transpose()?,
             quantized: QuantizedModules::new(&device, options.dtype),
             uploader: RefCell::new(Uploader::new(&device)?),
             kv: None,
@@ -220,6 +231,9 @@ impl CudaBackend {
     fn product(&self, x: &CudaTensor, rows: usize, w: &CudaMatrix, bias: Option<&CudaVector>, out: (DevicePtr, DType)) {
         x.check(rows, w.k);
         assert!(bias.is_none_or(|bias| bias.len == w.n), "a bias for each column");
+        if self.try_few_rows(FewRowsOperand::Plain(x), rows, w, bias, |few, product| few.store(product, out)) {
+            return;
+        }
         let operand = if x.dtype == w.dtype { x.ptr() } else { self.narrowed(x) };
         let weights = match &w.weights {
             CudaWeights::Plain(weights) => weights.ptr(),
@@ -240,6 +254,12 @@ impl CudaBackend {
         // SAFETY: all four buffers are as large as the product says: the tensors' sizes are checked, and the sizes of
         // matrices and vectors do not change.
         must(unsafe { self.device.matmul(matmul, operand, weights, bias, out.0) });
+    }
+
+    fn rope_params(&self, qkv: &CudaTensor, rope: Option<&CudaRopeTable>, layer: usize) -> RopeParams {
+        let table = rope.map_or((DevicePtr::NULL, 0), |rope| (rope.buffer.ptr(), rope.rotary_dim));
+        let pool = self.kv.as_ref().expect("the KV pools are allocated before they are used").ptr();
+        RopeParams::new(self.rows(), qkv, table, pool, layer)
     }
 
     /// Rows of a quantised table.
@@ -308,6 +328,8 @@ impl Backend for CudaBackend {
         assert_eq!(dtype, self.options.dtype, "kernels are made for one type");
         let buffer = DeviceBuffer::new(&self.device, n * k * dtype.size_bytes())?;
         self.kernels.fill_random(buffer.ptr(), n * k, seed, 0.02)?;
+        // Products of few rows load weights before they wait for earlier kernels.
+        self.device.synchronize()?;
         Ok(CudaMatrix { weights: CudaWeights::Plain(buffer), n, k, dtype })
     }
 
@@ -464,6 +486,88 @@ impl Backend for CudaBackend {
         self.product(x, rows, w, bias, (out.ptr(), out.dtype));
     }
 
+    fn qkv_linear(
+        &mut self,
+        x: &CudaTensor,
+        w: &CudaMatrix,
+        bias: Option<&CudaVector>,
+        heads: &Heads<'_, Self>,
+        qkv: &mut CudaTensor,
+    ) {
+        x.check(self.step.num_rows, w.k);
+        if self.try_qkv(FewRowsOperand::Plain(x), w, bias, heads, qkv) {
+            return;
+        }
+        self.linear(x, w, bias, qkv);
+        if let Some([q, k]) = heads.norms {
+            self.qk_norm(qkv, heads.shape, q, k);
+        }
+        self.rope_and_write_kv(qkv, heads.shape, heads.rope, heads.layer);
+    }
+
+    fn normed_qkv_linear(
+        &mut self,
+        input: NormedInput<'_, Self>,
+        w: &CudaMatrix,
+        bias: Option<&CudaVector>,
+        heads: &Heads<'_, Self>,
+        qkv: &mut CudaTensor,
+    ) {
+        if !self.try_qkv(Self::norm_operand(&input), w, bias, heads, qkv) {
+            let x = self.normed(input);
+            self.qkv_linear(x, w, bias, heads, qkv);
+        }
+    }
+
+    fn gated_linear(
+        &mut self,
+        x: &CudaTensor,
+        w: &CudaMatrix,
+        bias: Option<&CudaVector>,
+        kind: Activation,
+        gate_up: &mut CudaTensor,
+        out: &mut CudaTensor,
+    ) {
+        x.check(self.step.num_rows, w.k);
+        if !self.try_gated(FewRowsOperand::Plain(x), w, bias, kind, out) {
+            self.linear(x, w, bias, gate_up);
+            self.gated_activation(gate_up, kind, out);
+        }
+    }
+
+    fn normed_gated_linear(
+        &mut self,
+        input: NormedInput<'_, Self>,
+        w: &CudaMatrix,
+        bias: Option<&CudaVector>,
+        kind: Activation,
+        gate_up: &mut CudaTensor,
+        out: &mut CudaTensor,
+    ) {
+        if !self.try_gated(Self::norm_operand(&input), w, bias, kind, out) {
+            let x = self.normed(input);
+            self.gated_linear(x, w, bias, kind, gate_up, out);
+        }
+    }
+
+    fn residual_linear(
+        &mut self,
+        x: &CudaTensor,
+        w: &CudaMatrix,
+        bias: Option<&CudaVector>,
+        stream: &mut CudaTensor,
+        delta: &mut CudaTensor,
+    ) -> bool {
+        let rows = self.step.num_rows;
+        x.check(rows, w.k);
+        stream.check(rows, w.n);
+        if self.try_few_rows(FewRowsOperand::Plain(x), rows, w, bias, |few, product| few.add(product, stream)) {
+            return false;
+        }
+        self.linear(x, w, bias, delta);
+        true
+    }
+
     fn qk_norm(&mut self, qkv: &mut CudaTensor, shape: &AttentionShape, q: &Norm<CudaVector>, k: &Norm<CudaVector>) {
         rows::check_shape(&self.options, shape);
         let eps = rows::head_norm_eps(q.kind, k.kind);
@@ -478,9 +582,7 @@ impl Backend for CudaBackend {
         layer: usize,
     ) {
         rows::check_shape(&self.options, shape);
-        let table = rope.map_or((DevicePtr::NULL, 0), |rope| (rope.buffer.ptr(), rope.rotary_dim));
-        let pool = self.kv().ptr();
-        must(self.kernels.rope_and_write_kv(self.rows(), qkv, table, pool, layer));
+        must(self.kernels.rope_and_write_kv(self.rows(), self.rope_params(qkv, rope, layer)));
     }
 
     fn attention(&mut self, qkv: &CudaTensor, shape: &AttentionShape, layer: usize, out: &mut CudaTensor) {

@@ -41,6 +41,16 @@ pub struct Heads<'a, B: Backend + ?Sized> {
     pub layer: usize,
 }
 
+/// The input of a sublayer that begins with a norm: `norm(stream + delta)`.
+pub struct NormedInput<'a, B: Backend + ?Sized> {
+    pub stream: &'a mut B::Tensor,
+    /// What is still to be added to the stream.
+    pub delta: Option<&'a B::Tensor>,
+    pub norm: &'a Norm<B::Vector>,
+    /// `[rows, cols]`, takes the normalised rows. A backend that normalises within a product does not write it.
+    pub normed: &'a mut B::Tensor,
+}
+
 /// The operations. Tensors are `[rows, cols]`. `rows` may be less than the tensor was allocated for. Shapes that do not
 /// fit are a programming error: the operation panics. It also panics when the device fails.
 ///
@@ -175,6 +185,40 @@ pub trait Backend {
     ) {
         self.linear(x, w, bias, gate_up);
         self.gated_activation(gate_up, kind, out);
+    }
+    /// [`Backend::norm`] or [`Backend::add_norm`]. Returns the normalised rows.
+    fn normed<'a>(&mut self, input: NormedInput<'a, Self>) -> &'a Self::Tensor {
+        let NormedInput { stream, delta, norm, normed } = input;
+        match delta {
+            Some(delta) => self.add_norm(stream, delta, norm, normed),
+            None => self.norm(stream, norm, normed),
+        }
+        normed
+    }
+    /// [`Backend::normed`], then [`Backend::qkv_linear`].
+    fn normed_qkv_linear(
+        &mut self,
+        input: NormedInput<'_, Self>,
+        w: &Self::Matrix,
+        bias: Option<&Self::Vector>,
+        heads: &Heads<'_, Self>,
+        qkv: &mut Self::Tensor,
+    ) {
+        let x = self.normed(input);
+        self.qkv_linear(x, w, bias, heads, qkv);
+    }
+    /// [`Backend::normed`], then [`Backend::gated_linear`].
+    fn normed_gated_linear(
+        &mut self,
+        input: NormedInput<'_, Self>,
+        w: &Self::Matrix,
+        bias: Option<&Self::Vector>,
+        kind: Activation,
+        gate_up: &mut Self::Tensor,
+        out: &mut Self::Tensor,
+    ) {
+        let x = self.normed(input);
+        self.gated_linear(x, w, bias, kind, gate_up, out);
     }
     /// The product at the end of a sublayer. It computes either `stream += x · wᵀ + bias` and returns false, or only
     /// `delta = x · wᵀ + bias` and returns true: then the caller still has to add `delta`, which a backend may do

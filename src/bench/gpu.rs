@@ -60,6 +60,7 @@ pub fn run(args: &GpuArgs) -> Result<ExitCode, StartError> {
 /// Measures everything; `report` hears each figure when it is there.
 pub fn measure(open: &DeviceOpener, sizes: &Sizes, report: &mut dyn FnMut(Figure)) -> Result<(), StartError> {
     let bandwidths = kernels::copies(&open()?, sizes, report)?;
+    kernels::products(&open()?, sizes, &bandwidths, report)?;
     for block_size in &sizes.block_sizes {
         kernels::attention(&open()?, sizes, *block_size, &bandwidths, report)?;
         kernels::swap(&open()?, sizes, *block_size, &bandwidths, report)?;

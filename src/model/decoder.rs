@@ -7,7 +7,7 @@ use crate::spec::{ModelSpec, NormPlacement, PositionSpec, RopeSpec};
 use crate::tally::WeightTally;
 use crate::weights::{LinearLayer, Mlp, SharedExpert, Weights, WeightsProgress};
 use pagetide_backend::profile::StepPhase;
-use pagetide_backend::{Backend, Batch, DType, ExpertsShape, Heads, KvLayout, Norm, TensorRole};
+use pagetide_backend::{Backend, Batch, DType, ExpertsShape, Heads, KvLayout, Norm, NormedInput, TensorRole};
 use pagetide_base::error::StartError;
 use std::ops::Range;
 
@@ -184,7 +184,7 @@ impl<B: Backend> Decoder<B> {
         let (weights, shape) = (&self.weights.layers[layer], self.spec.attention_shape(layer));
         let DecoderWorkspace { qkv, attended, .. } = &mut self.work;
 
-        let x = self.residual.enter(backend, &weights.attention_norm);
+        let input = self.residual.enter(&weights.attention_norm);
         let windowed = self.windowed_rope.as_ref().filter(|_| shape.window.is_some());
         let heads = Heads {
             shape: &shape,
@@ -193,7 +193,11 @@ impl<B: Backend> Decoder<B> {
             layer,
         };
         backend.mark(StepPhase::Qkv);
-        backend.qkv_linear(x, &weights.qkv.weight, weights.qkv.bias.as_ref(), &heads, qkv);
+        let (w, bias) = (&weights.qkv.weight, weights.qkv.bias.as_ref());
+        match input {
+            SublayerInput::Stream(x) => backend.qkv_linear(x, w, bias, &heads, qkv),
+            SublayerInput::Normed(input) => backend.normed_qkv_linear(input, w, bias, &heads, qkv),
+        }
         backend.attention(qkv, &shape, layer, attended);
         self.residual.add(backend, StepPhase::Output, attended, &weights.out);
         self.residual.leave(backend, &weights.attention_norm, weights.attention_post_norm.as_ref());
@@ -203,17 +207,23 @@ impl<B: Backend> Decoder<B> {
         let (weights, kind) = (&self.weights.layers[layer], self.spec.mlp.activation);
         let DecoderWorkspace { up: up_out, gated, experts: experts_work, shared_expert, .. } = &mut self.work;
 
-        let x = self.residual.enter(backend, &weights.mlp_norm);
+        let input = self.residual.enter(&weights.mlp_norm);
         match (&weights.mlp, experts_work) {
             (Mlp::Dense { up, down }, _) => {
                 backend.mark(StepPhase::Up);
-                let activated = match gated {
-                    Some(gated) => {
-                        backend.gated_linear(x, &up.weight, up.bias.as_ref(), kind, up_out, gated);
+                let (w, bias) = (&up.weight, up.bias.as_ref());
+                let activated = match (gated, input) {
+                    (Some(gated), SublayerInput::Stream(x)) => {
+                        backend.gated_linear(x, w, bias, kind, up_out, gated);
                         gated
                     }
-                    None => {
-                        backend.linear(x, &up.weight, up.bias.as_ref(), up_out);
+                    (Some(gated), SublayerInput::Normed(input)) => {
+                        backend.normed_gated_linear(input, w, bias, kind, up_out, gated);
+                        gated
+                    }
+                    (None, input) => {
+                        let x = input.rows(backend);
+                        backend.linear(x, w, bias, up_out);
                         backend.activation(up_out, kind);
                         up_out
                     }
@@ -221,6 +231,7 @@ impl<B: Backend> Decoder<B> {
                 self.residual.add(backend, StepPhase::Down, activated, down);
             }
             (Mlp::Sparse { experts, shared }, Some((shape, work))) => {
+                input.rows(backend);
                 let (x, delta) = self.residual.sublayer();
                 backend.mix_experts(x, experts, shape, work, delta);
                 if let (Some(SharedExpert { up, down, gate }), Some(work)) = (shared, shared_expert) {
@@ -286,11 +297,21 @@ struct Residual<B: Backend> {
     delta_is_pending: bool,
 }
 
-/// The target of a norm.
-enum NormedTo {
-    Sublayer,
-    /// [`Residual::finished`].
-    Stream,
+/// The input of a sublayer.
+enum SublayerInput<'a, B: Backend> {
+    /// The stream itself, if norms come after sublayers.
+    Stream(&'a B::Tensor),
+    Normed(NormedInput<'a, B>),
+}
+
+impl<'a, B: Backend> SublayerInput<'a, B> {
+    /// The rows, in memory.
+    fn rows(self, backend: &mut B) -> &'a B::Tensor {
+        match self {
+            Self::Stream(x) => x,
+            Self::Normed(input) => backend.normed(input),
+        }
+    }
 }
 
 impl<B: Backend> Residual<B> {
@@ -326,13 +347,14 @@ impl<B: Backend> Residual<B> {
         &mut self.x
     }
 
-    /// Prepares the input of a sublayer. `norm` is its own norm.
-    fn enter(&mut self, backend: &mut B, norm: &Norm<B::Vector>) -> &B::Tensor {
+    /// The input of a sublayer. `norm` is its own norm.
+    fn enter<'a>(&'a mut self, norm: &'a Norm<B::Vector>) -> SublayerInput<'a, B> {
         if self.placement == NormPlacement::After {
-            return &self.x;
+            return SublayerInput::Stream(&self.x);
         }
-        self.add_and_norm(backend, norm, NormedTo::Sublayer);
-        &self.normed
+        let is_pending = std::mem::take(&mut self.delta_is_pending);
+        let delta = is_pending.then_some(self.normed_delta.as_ref().unwrap_or(&self.delta));
+        SublayerInput::Normed(NormedInput { stream: &mut self.x, delta, norm, normed: &mut self.normed })
     }
 
     /// The input of a sublayer, and the tensor for its output.
@@ -361,7 +383,7 @@ impl<B: Backend> Residual<B> {
             backend.norm(&self.delta, post_norm, normed);
         }
         if self.placement == NormPlacement::After {
-            self.add_and_norm(backend, norm, NormedTo::Stream);
+            self.finish_with(backend, norm);
             std::mem::swap(&mut self.x, &mut self.finished);
         }
     }
@@ -369,7 +391,7 @@ impl<B: Backend> Residual<B> {
     /// The stream after the last sublayer, normalised if the model ends with a norm.
     fn finish(&mut self, backend: &mut B, final_norm: Option<&Norm<B::Vector>>) -> &B::Tensor {
         if let Some(norm) = final_norm {
-            self.add_and_norm(backend, norm, NormedTo::Stream);
+            self.finish_with(backend, norm);
             return &self.finished;
         }
         if std::mem::take(&mut self.delta_is_pending) {
@@ -384,19 +406,11 @@ impl<B: Backend> Residual<B> {
         if is_normed { &self.finished } else { &self.x }
     }
 
-    /// Adds the pending residual, and normalises the sum into a tensor of this workspace.
-    fn add_and_norm(&mut self, backend: &mut B, norm: &Norm<B::Vector>, to: NormedTo) {
-        let out = match to {
-            NormedTo::Sublayer => &mut self.normed,
-            NormedTo::Stream => &mut self.finished,
-        };
-        match std::mem::take(&mut self.delta_is_pending) {
-            true => {
-                let delta = self.normed_delta.as_ref().unwrap_or(&self.delta);
-                backend.add_norm(&mut self.x, delta, norm, out);
-            }
-            false => backend.norm(&self.x, norm, out),
-        }
+    /// Adds the pending residual, and normalises the sum into [`Residual::finished`].
+    fn finish_with(&mut self, backend: &mut B, norm: &Norm<B::Vector>) {
+        let is_pending = std::mem::take(&mut self.delta_is_pending);
+        let delta = is_pending.then_some(self.normed_delta.as_ref().unwrap_or(&self.delta));
+        backend.normed(NormedInput { stream: &mut self.x, delta, norm, normed: &mut self.finished });
     }
 }
 

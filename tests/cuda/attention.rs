@@ -529,7 +529,7 @@ fn broken_kernels_are_noticed() {
         (&tiled, "attention.cu", "first < all_see_from || first + KV_TILE", "first + KV_TILE"),
         (&long, "include/attention_merge.cuh", "== expected - 1;", "== expected;"),
         (&simple, "attention_rows.cu", "mine <= position", "mine < position"),
-        (&tiled, "rows.cu", "slot / BLOCK_SIZE", "slot % BLOCK_SIZE"),
+        (&tiled, "include/heads.cuh", "slot / BLOCK_SIZE", "slot % BLOCK_SIZE"),
     ];
     parallel(0..breakages.len() as u64, |i| {
         let (case, file, from, to) = breakages[i as usize];

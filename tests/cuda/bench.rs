@@ -18,6 +18,7 @@ fn every_figure_is_measured() {
         prefill: 40,
         on_prefixes: vec![(60, 5)],
         copy_bytes: 1 << 20,
+        products: vec![(32, 64)],
         block_sizes: vec![16, 8],
         model: Some(MODEL),
         batches: vec![1, 3],
@@ -35,6 +36,8 @@ fn every_figure_is_measured() {
     for (part, times) in [
         ("decode attention", 4),
         ("prefill attention", 4),
+        ("kernels for few rows", 2),
+        ("cuBLASLt", 2),
         ("swap ", 6),
         ("prefill of", 2),
         ("on a prefix of 60", 2),

@@ -89,6 +89,8 @@ pub struct EmulatedDevice {
     pub num_launches: Cell<u64>,
     pub num_graph_launches: Cell<u64>,
     pub num_recordings: Cell<u64>,
+    /// Matrix products that were enqueued or recorded.
+    pub num_matmuls: Cell<u64>,
 }
 
 impl EmulatedDevice {
@@ -128,6 +130,7 @@ impl EmulatedDevice {
             num_launches: Cell::default(),
             num_graph_launches: Cell::default(),
             num_recordings: Cell::default(),
+            num_matmuls: Cell::default(),
         }
     }
 
@@ -140,6 +143,11 @@ impl EmulatedDevice {
     pub fn take_launches(&self) -> Vec<(Counters, f64)> {
         let interpreter = self.interpreter.as_ref().expect("only executed PTX is counted");
         interpreter.borrow_mut().launches.replace(Vec::new()).expect("the options ask for them")
+    }
+
+    /// Launches and products of the last recording.
+    pub fn nodes_of_last_graph(&self) -> usize {
+        self.graphs.borrow().last().map_or(0, Vec::len)
     }
 
     /// Memory that has not been freed: device and pinned bytes.
@@ -504,7 +512,26 @@ impl Device for EmulatedDevice {
         out: DevicePtr,
     ) -> DeviceResult<()> {
         assert!([x, w, bias, out].iter().all(|ptr| ptr.0.is_multiple_of(16)), "a product's operands are aligned");
+        self.num_matmuls.set(self.num_matmuls.get() + 1);
         self.enqueue(Stream::Compute, Operation::Matmul { matmul, x, w, bias, out })
+    }
+
+    fn can_time(&self) -> bool {
+        self.options.clock.is_some() && self.capturing.borrow().is_none()
+    }
+
+    unsafe fn time_cold(
+        &self,
+        w: DevicePtr,
+        _: usize,
+        enqueue: &dyn Fn(DevicePtr) -> DeviceResult<()>,
+    ) -> DeviceResult<f32> {
+        let (launch_ms, matmul_ms) = self.options.clock.expect("it can time");
+        let counts = || (self.num_launches.get(), self.num_matmuls.get());
+        let before = counts();
+        enqueue(w)?;
+        let after = counts();
+        Ok((after.0 - before.0) as f32 * launch_ms + (after.1 - before.1) as f32 * matmul_ms)
     }
 
     fn begin_capture(&self) -> DeviceResult<()> {

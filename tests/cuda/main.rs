@@ -10,6 +10,7 @@ mod common;
 mod dependent_launch;
 mod emulation;
 mod experts;
+mod few_rows;
 mod fp8;
 mod goldens;
 mod kv_codes;

@@ -2,7 +2,7 @@
 
 use pagetide::backend::DType;
 use pagetide::backend::cuda::device::Device;
-use pagetide::backend::cuda::{CudaBackend, CudaOptions};
+use pagetide::backend::cuda::{CudaBackend, CudaOptions, FewRowsUse};
 use pagetide::model::decoder::Decoder;
 use pagetide::model::files::ModelFiles;
 use pagetide::model::spec::ModelSpec;
@@ -32,6 +32,7 @@ pub fn cuda_model(
         max_logit_rows,
         graphs: true,
         batch_invariant: false,
+        few_rows: FewRowsUse::Timed,
         softcap: spec.attention.softcap.is_some(),
         experts: spec.experts.is_some(),
         windows: spec.windows.iter().copied().collect::<BTreeSet<_>>().into_iter().collect(),

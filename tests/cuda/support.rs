@@ -3,7 +3,7 @@
 use crate::emulation::{EmulatedDevice, EmulatedOptions};
 use pagetide::backend::cuda::device::{Copy, Device, DeviceBuffer, PinnedBuffer, Stream};
 use pagetide::backend::cuda::driver::{self, DriverOptions};
-use pagetide::backend::cuda::{CudaOptions, CudaTensor};
+use pagetide::backend::cuda::{CudaOptions, CudaTensor, FewRowsUse};
 use pagetide::backend::{CodeType, DType, KvLayout};
 use std::fs;
 use std::panic::AssertUnwindSafe;
@@ -182,7 +182,7 @@ pub fn tolerance(dtype: DType) -> f64 {
     }
 }
 
-/// Options for a model with these sizes.
+/// Options for a model with these sizes, without kernels for few rows, which have tests of their own.
 pub fn options(dtype: DType, num_heads: usize, kv: KvLayout) -> CudaOptions {
     CudaOptions {
         dtype,
@@ -195,6 +195,7 @@ pub fn options(dtype: DType, num_heads: usize, kv: KvLayout) -> CudaOptions {
         max_logit_rows: 8,
         graphs: false,
         batch_invariant: false,
+        few_rows: FewRowsUse::Never,
         softcap: false,
         experts: false,
         windows: vec![None],

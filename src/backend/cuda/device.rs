@@ -245,6 +245,24 @@ pub trait Device {
         out: DevicePtr,
     ) -> DeviceResult<()>;
 
+    /// Whether [`Device::time_cold`] can be called now: the device has a clock, and no work is being recorded.
+    fn can_time(&self) -> bool {
+        false
+    }
+    /// Milliseconds of what `enqueue` enqueues on [`Stream::Compute`] for the matrix of `bytes` bytes at `w`, as a step
+    /// runs it: in a graph, with weights that are not in the cache. `enqueue` is called many times, also for copies of
+    /// the matrix.
+    /// # Safety
+    /// The matrix and all that is enqueued stay valid until the device is done.
+    unsafe fn time_cold(
+        &self,
+        _w: DevicePtr,
+        _bytes: usize,
+        _enqueue: &dyn Fn(DevicePtr) -> DeviceResult<()>,
+    ) -> DeviceResult<f32> {
+        Err(DeviceError::Other("this device has no clock".into()))
+    }
+
     /// Work that is enqueued on [`Stream::Compute`] from here to [`Device::end_capture`] is recorded and not done. It
     /// may be launches, matrix products and copies, but no events.
     fn begin_capture(&self) -> DeviceResult<()>;

@@ -22,6 +22,8 @@ pub struct CudaOptions {
     pub graphs: bool,
     /// Whether a row's bits must not depend on the rest of the batch.
     pub batch_invariant: bool,
+    /// Whether products of few rows have kernels of their own; with `batch_invariant` they have none.
+    pub few_rows: FewRowsUse,
     /// Whether attention scores are capped.
     pub softcap: bool,
     /// Whether some layers have experts.
@@ -44,11 +46,22 @@ impl CudaOptions {
             max_logit_rows: 0,
             graphs: false,
             batch_invariant: false,
+            few_rows: FewRowsUse::Timed,
             softcap: false,
             experts: false,
             windows: vec![None],
         }
     }
+}
+
+/// When products of up to 8 rows are computed by `few_rows`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FewRowsUse {
+    /// Where that is not slower than the separate launches, on a device that has a clock; everywhere on another one.
+    #[default]
+    Timed,
+    Always,
+    Never,
 }
 
 const MAX_HEAD_DIM: usize = 256;

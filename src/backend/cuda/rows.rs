@@ -72,13 +72,27 @@ struct HeadNormParams {
 
 #[derive(Clone, Copy, NoUninit)]
 #[repr(C)]
-struct RopeParams {
+pub(super) struct RopeParams {
     batch: DevicePtr,
     qkv: DevicePtr,
     table: DevicePtr,
     pool: DevicePtr,
     layer: u32,
     rotary_dim: u32,
+}
+
+impl RopeParams {
+    /// `qkv` holds rows of Q, K and V of the batch. `table: [positions][cos, sin][rotary_dim / 2]` float32, or null.
+    pub(super) fn new(
+        batch: BatchRows,
+        qkv: &CudaTensor,
+        (table, rotary_dim): (DevicePtr, usize),
+        pool: DevicePtr,
+        layer: usize,
+    ) -> Self {
+        let [layer, rotary_dim] = [layer, rotary_dim].map(|size| size as u32);
+        Self { batch: batch.header, qkv: qkv.ptr(), table, pool, layer, rotary_dim }
+    }
 }
 
 #[derive(Clone, Copy, NoUninit)]
@@ -328,23 +342,7 @@ impl RowKernels {
         self.launch(self.head_norm, [rows.num_rows, heads], WARPS_PER_BLOCK * 32, &params)
     }
 
-    /// `table: [positions][cos, sin][rotary_dim / 2]` float32, or null.
-    pub fn rope_and_write_kv(
-        &self,
-        rows: BatchRows,
-        qkv: &CudaTensor,
-        (table, rotary_dim): (DevicePtr, usize),
-        pool: DevicePtr,
-        layer: usize,
-    ) -> DeviceResult<()> {
-        let params = RopeParams {
-            batch: rows.header,
-            qkv: qkv.ptr(),
-            table,
-            pool,
-            layer: layer as u32,
-            rotary_dim: rotary_dim as u32,
-        };
+    pub fn rope_and_write_kv(&self, rows: BatchRows, params: RopeParams) -> DeviceResult<()> {
         let heads = (self.num_heads + 2 * self.num_kv_heads).div_ceil(WARPS_PER_BLOCK) as usize;
         self.launch(self.rope_and_write_kv, [rows.num_rows, heads], WARPS_PER_BLOCK * 32, &params)
     }

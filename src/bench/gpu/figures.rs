@@ -18,6 +18,8 @@ pub struct Sizes {
     /// Prompts on prefixes that are in the cache: tokens of the prefix, and of the prompt.
     pub on_prefixes: Vec<(usize, usize)>,
     pub copy_bytes: usize,
+    /// `(n, k)` of the matrices of products of few rows.
+    pub products: Vec<(usize, usize)>,
     pub block_sizes: Vec<usize>,
     /// `config.json` of the model of the whole steps; none are measured without.
     pub model: Option<&'static str>,
@@ -51,6 +53,7 @@ impl Sizes {
             prefill: 8192,
             on_prefixes: vec![(32_768, 32), (32_768, 512), (8192, 32)],
             copy_bytes: 1 << 30,
+            products: vec![(6144, 4096), (4096, 4096), (28_672, 4096), (4096, 14_336)],
             block_sizes: vec![16],
             model: Some(LLAMA_8B),
             batches: vec![1, 64, 256],

@@ -2,7 +2,7 @@
 
 use super::figures::{Bandwidths, Figure, Goal, Sizes, seconds};
 use pagetide_backend::cuda::device::{Copy, Device, DeviceBuffer, DevicePtr, DeviceResult, PinnedBuffer, Stream};
-use pagetide_backend::cuda::{CudaBackend, CudaOptions};
+use pagetide_backend::cuda::{CudaBackend, CudaOptions, FewRowsUse};
 use pagetide_backend::{AttentionShape, Backend, Batch, BatchSeq, DType, KvLayout, NO_SOURCE, TensorRole};
 use pagetide_base::error::StartError;
 use pagetide_base::ids::BlockId;
@@ -78,7 +78,7 @@ impl KernelBench {
         layout: KvLayout,
         limits: BatchLimits,
         (num_blocks, num_swap_blocks): (usize, usize),
-        batch_invariant: bool,
+        (batch_invariant, few_rows): (bool, FewRowsUse),
     ) -> Result<Self, StartError> {
         let options = CudaOptions {
             dtype: DTYPE,
@@ -91,6 +91,7 @@ impl KernelBench {
             max_logit_rows: 8,
             graphs: false,
             batch_invariant,
+            few_rows,
             softcap: false,
             experts: false,
             windows: vec![None],
@@ -183,6 +184,46 @@ fn scattered(n: usize) -> Vec<u32> {
     (0..n).map(|i| (i * step % n) as u32).collect()
 }
 
+/// Products of 1 and 8 rows, with the kernels for few rows and with cuBLASLt: the bytes of the weights a second.
+pub(super) fn products(
+    device: &Rc<dyn Device>,
+    sizes: &Sizes,
+    bandwidths: &Bandwidths,
+    report: &mut dyn FnMut(Figure),
+) -> Result<(), StartError> {
+    const MAX_ROWS: usize = 8;
+    let (_, num_kv_heads, head_dim) = sizes.heads;
+    let layout = KvLayout { num_layers: 1, num_kv_heads, head_dim, block_size: 16, dtype: DTYPE.into() };
+    let limits = BatchLimits { rows: MAX_ROWS, seqs: MAX_ROWS, len: 16 };
+    for (n, k) in &sizes.products {
+        let bytes = n * k * DTYPE.size_bytes();
+        // Matrices that take turns are out of the cache when their turn comes again.
+        let count = (sizes.copy_bytes / 4).div_ceil(bytes).max(2) as u64;
+        for (few_rows, kernels) in [(FewRowsUse::Always, "kernels for few rows"), (FewRowsUse::Never, "cuBLASLt")] {
+            let mut bench = KernelBench::new(device, sizes, layout, limits, (MAX_ROWS, 0), (false, few_rows))?;
+            let matrices = (0..count).map(|seed| bench.backend.random_matrix(*n, *k, DTYPE, seed));
+            let matrices = matrices.collect::<Result<Vec<_>, _>>()?;
+            let tensor = |cols| bench.backend.tensor(MAX_ROWS, cols, TensorRole::Activation);
+            let (x, mut out) = (tensor(*k)?, tensor(*n)?);
+            bench.randomize(x.buffer().ptr(), x.buffer().bytes())?;
+            for rows in [1, MAX_ROWS] {
+                bench.backend.begin(&bench.batch(&vec![(0, 1); rows]));
+                let mut turn = matrices.iter().cycle();
+                let time = seconds(&**device, sizes, || {
+                    let w = turn.next().expect("there are matrices, in a cycle");
+                    bench.backend.linear(&x, w, None, &mut out);
+                    Ok(())
+                })?;
+                bench.backend.end_step();
+                bench.backend.finish_step();
+                let measure = format!("product, {rows} x {n} x {k}, {kernels}");
+                report(Figure::new(measure, bytes as f64 / time / GB, "GB/s").out_of(bandwidths.device / GB, None));
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Decode and prefill attention.
 pub(super) fn attention(
     device: &Rc<dyn Device>,
@@ -204,7 +245,7 @@ pub(super) fn attention(
         seqs,
         len: works.map(|(_, tokens)| tokens).max().unwrap_or(1),
     };
-    let mut bench = KernelBench::new(device, sizes, layout, limits, (num_blocks, 0), false)?;
+    let mut bench = KernelBench::new(device, sizes, layout, limits, (num_blocks, 0), (false, FewRowsUse::Never))?;
 
     for (batch, tokens) in &sizes.decodes {
         let time = bench.attention(sizes, &vec![(tokens - 1, 1); *batch])?;
@@ -245,7 +286,11 @@ pub(super) fn attention(
     // On Hopper this is another kernel.
     let blocks = (blocks((1, sizes.prefill)), 0);
     let limits = BatchLimits { rows: sizes.prefill, seqs: 1, len: sizes.prefill };
-    prefill(&mut KernelBench::new(device, sizes, layout, limits, blocks, true)?, ", batch-invariant", 250.0)
+    prefill(
+        &mut KernelBench::new(device, sizes, layout, limits, blocks, (true, FewRowsUse::Never))?,
+        ", batch-invariant",
+        250.0,
+    )
 }
 
 /// Swap copies of blocks all over both pools: each way, and both ways at once.
@@ -260,7 +305,8 @@ pub(super) fn swap(
     let layout = KvLayout { num_layers: 32, num_kv_heads, head_dim, block_size, dtype: DTYPE.into() };
     let num_blocks = (sizes.copy_bytes / layout.block_bytes()).max(2);
     let limits = BatchLimits { rows: 8, seqs: 8, len: block_size };
-    let mut bench = KernelBench::new(device, sizes, layout, limits, (2 * num_blocks, 2 * num_blocks), false)?;
+    let blocks = (2 * num_blocks, 2 * num_blocks);
+    let mut bench = KernelBench::new(device, sizes, layout, limits, blocks, (false, FewRowsUse::Never))?;
     let few = Sizes { runs: sizes.runs.div_ceil(10), ..sizes.clone() };
     // Sequences' blocks come and go: runs of a few neighbours, here of four.
     let runs_of_four = |blocks: Vec<u32>, from: usize| -> Vec<BlockId> {

@@ -10,7 +10,7 @@ use crate::spec::ModelSpec;
 use crate::step_runner::StepRunner;
 use crate::weights::WeightsProgress;
 use pagetide_backend::cuda::device::Device;
-use pagetide_backend::cuda::{CudaBackend, CudaOptions};
+use pagetide_backend::cuda::{CudaBackend, CudaOptions, FewRowsUse};
 use pagetide_backend::{Backend, Batch, BatchSeq, KvLayout, LogitsRequest, LogitsWant, NO_SOURCE};
 use pagetide_base::error::StartError;
 use pagetide_base::ids::{BlockId, KvPlace};
@@ -141,6 +141,7 @@ impl GpuLoading {
             max_logit_rows,
             graphs: options.cuda_graphs,
             batch_invariant: options.driver.batch_invariant,
+            few_rows: FewRowsUse::Timed,
             softcap: spec.attention.softcap.is_some(),
             experts: spec.experts.is_some(),
             windows: spec.windows.iter().copied().collect::<BTreeSet<_>>().into_iter().collect(),

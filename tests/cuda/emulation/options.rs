@@ -40,6 +40,8 @@ pub struct EmulatedOptions {
     pub against: Option<PathBuf>,
     /// With PTX: the counters of all launches are kept.
     pub counts: bool,
+    /// Milliseconds of a launch and of a matrix product. Without them the device cannot time its work.
+    pub clock: Option<(f32, f32)>,
     /// With PTX: races, unwritten bytes and the like are looked for.
     pub sanitizes: bool,
     /// With PTX: results that depend on memory which was never written are no failure.
@@ -61,6 +63,7 @@ impl Default for EmulatedOptions {
             ptx: ptx::asked_for(),
             against: None,
             counts: false,
+            clock: None,
             sanitizes: true,
             takes_unwritten: false,
         }

@@ -6,10 +6,11 @@ use crate::attention::{attend, attend_as};
 use crate::emulation::compile::kernels;
 use crate::emulation::ptx::{Architecture, compiled, module, nvcc};
 use crate::emulation::{EmulatedDevice, EmulatedOptions};
+use crate::few_rows;
 use crate::quantized::multiply;
 use crate::support::{options, root};
 use pagetide::backend::cuda::device::{Device, ModuleSource};
-use pagetide::backend::cuda::{CudaOptions, WeightTiles, module_sources, quantized};
+use pagetide::backend::cuda::{CudaOptions, FewRowsUse, WeightTiles, module_sources, quantized};
 use pagetide::backend::quant::QuantFormat;
 use pagetide::backend::{DType, KvLayout, WeightFormat};
 use ptx_interpreter::counters::{Counters, InstructionCounts};
@@ -78,7 +79,7 @@ fn compare_operations(source: &ModuleSource, architecture: Architecture) {
     }
     assert_eq!(decoded, assembled, "{source:?}, {architecture:?}");
     let products: usize = decoded.values().map(|counts| counts[0]).sum();
-    let with_products = ["attention.cu", "attention_hopper.cu", "experts.cu", "quantized.cu"];
+    let with_products = ["attention.cu", "attention_hopper.cu", "experts.cu", "few_rows.cu", "quantized.cu"];
     assert_eq!(products > 0, with_products.contains(&source.file), "{}", source.file);
 }
 
@@ -92,7 +93,7 @@ fn machine_code_has_the_same_operations() {
         let info = architecture.device_info();
         for head_dim in [64, 128] {
             let kv = KvLayout { num_layers: 2, num_kv_heads: 2, head_dim, block_size: 16, dtype: DType::BF16.into() };
-            let options = CudaOptions { experts: true, ..options(DType::BF16, 8, kv) };
+            let options = CudaOptions { experts: true, few_rows: FewRowsUse::Always, ..options(DType::BF16, 8, kv) };
             for source in module_sources(&options, &info) {
                 compare_operations(&source, architecture);
             }
@@ -153,6 +154,21 @@ fn weights_are_read_once() {
     assert_eq!(product.total().tensor_operations, operations as u64);
 }
 
+#[test]
+fn plain_weights_are_read_once() {
+    if !has_nvcc() {
+        return;
+    }
+    let (rows, n, k) = (5, 40, 1032);
+    let launches = counted(|device| few_rows::multiply(device, (rows, n, k)));
+    let product = last(&launches, "few_rows_product");
+    assert_eq!(product.of_unit(Unit::AsyncCopy).global_bytes, (n * k * DType::BF16.size_bytes()) as u64);
+    // The launch has a power of two of rows.
+    assert_eq!(product.of_unit(Unit::Store).global_bytes, (8 * n * size_of::<f32>()) as u64);
+    let operations = 2 * 8 * n.next_multiple_of(16) * k.next_multiple_of(64);
+    assert_eq!(product.total().tensor_operations, operations as u64);
+}
+
 /// A kernel at a shape: what is executed of it, and how many times as much the shape is.
 struct ExpectedKernel {
     kernel: &'static str,
@@ -172,11 +188,18 @@ fn expected_kernels() -> Vec<ExpectedKernel> {
         let launches = counted(|device| multiply(device, format, (rows, n, k)));
         ExpectedKernel { kernel, shape, counts: last(&launches, kernel).total(), times }
     };
+    let few_rows = |shape, rows| {
+        let launches = counted(|device| few_rows::multiply(device, (rows, 256, 1024)));
+        let kernel = "few_rows_product";
+        ExpectedKernel { kernel, shape, counts: last(&launches, kernel).total(), times: 64 }
+    };
     let [q4_0, q8_0] = [QuantFormat::Q4_0, QuantFormat::Q8_0].map(WeightFormat::from);
     vec![
         attention("attention_decode", "64 sequences of 512 tokens, 32 heads of 128, 8 KV heads", (511, 1), 64 * 8),
         attention("attention_prefill", "a prompt of 512 tokens, 32 heads of 128, 8 KV heads", (0, 512), 8),
         attention("attention_prefill_hopper", "a prompt of 512 tokens, 32 heads of 128, 8 KV heads", (0, 512), 8),
+        few_rows("bfloat16, 1 row, 4096 x 4096", 1),
+        few_rows("bfloat16, 8 rows, 4096 x 4096", 8),
         product("quantized_product_few", "Q4_0, 8 rows, 4096 x 4096", q4_0, (8, 256, 1024), 64),
         product("quantized_product_few", "Q8_0, 8 rows, 4096 x 4096", q8_0, (8, 256, 1024), 64),
         product("quantized_product_few", "FP8, 8 rows, 4096 x 4096", WeightFormat::Fp8, (8, 256, 1024), 64),

@@ -60,15 +60,19 @@ impl<'a> ColdWeights<'a> {
         Ok(cold)
     }
 
-    /// Milliseconds of a product. `product` enqueues it with the weights at an address.
+    /// Milliseconds of a product. `product` enqueues it with the weights at an address. `begin` is called before the
+    /// first one of a recording.
     ///
     /// # Safety
     /// The addresses of all operands are valid until it is done.
-    pub unsafe fn time(&self, product: impl Fn(DevicePtr) -> DeviceResult<()>) -> DeviceResult<f32> {
+    pub unsafe fn time(&self, begin: impl Fn(), product: impl Fn(DevicePtr) -> DeviceResult<()>) -> DeviceResult<f32> {
         // What is loaded at first use must not be loaded in a recording. Many errors show here, too.
         product(self.matrices[0])?;
         let num_products = self.matrices.len().max(MIN_PRODUCTS);
-        let all = || self.matrices.iter().cycle().take(num_products).try_for_each(|w| product(*w));
+        let all = || {
+            begin();
+            self.matrices.iter().cycle().take(num_products).try_for_each(|w| product(*w))
+        };
         let recorded = RecordedWork::new(self.context, all)?;
         // SAFETY: the caller's promise.
         let launch = || unsafe { recorded.launch() };

@@ -4,6 +4,7 @@ use super::super::device::{
     Copy, CopyMethod, Device, DeviceError, DeviceEvent, DeviceInfo, DevicePtr, DeviceResult, GraphId, Grid, KernelId,
     KernelOccupancy, Matmul, ModuleId, ModuleSource, PinnedMemory, Stream,
 };
+use super::cold_weights::ColdWeights;
 use super::compiler::{KernelCache, architecture};
 use super::context::Context;
 use super::copies::{CopyBatches, CopyCalls};
@@ -38,6 +39,8 @@ pub struct CudaDevice {
     modules: RefCell<Vec<sys::CUmodule>>,
     kernels: RefCell<Vec<LoadedKernel>>,
     graphs: RefCell<Vec<sys::CUgraphExec>>,
+    /// Bytes of the L2 cache.
+    l2_bytes: usize,
     /// Dropped before the context that it works in.
     products: RefCell<Matmuls>,
     is_recording: Cell<bool>,
@@ -84,6 +87,7 @@ impl CudaDevice {
             modules: RefCell::default(),
             kernels: RefCell::default(),
             graphs: RefCell::default(),
+            l2_bytes,
             products: RefCell::new(Matmuls::new(context.clone(), l2_bytes, options.batch_invariant)?),
             is_recording: Cell::new(false),
             follows_kernel: Cell::new(false),
@@ -351,6 +355,27 @@ impl Device for CudaDevice {
         self.enqueues_other(Stream::Compute);
         // SAFETY: the caller's promise.
         unsafe { self.products.borrow_mut().enqueue(matmul, [x, w, bias, out], !self.is_recording.get()) }
+    }
+
+    fn can_time(&self) -> bool {
+        !self.is_recording.get()
+    }
+
+    unsafe fn time_cold(
+        &self,
+        w: DevicePtr,
+        bytes: usize,
+        enqueue: &dyn Fn(DevicePtr) -> DeviceResult<()>,
+    ) -> DeviceResult<f32> {
+        self.context.enter()?;
+        // SAFETY: the caller's promise.
+        let weights = unsafe { ColdWeights::new(&self.context, w, bytes, self.l2_bytes)? };
+        // A recording begins with nothing before it, and what follows the last graph waits for it.
+        let begin = || self.enqueues_other(Stream::Compute);
+        // SAFETY: the caller's promise. Algorithms are chosen in the call that is not recorded.
+        let time = unsafe { weights.time(begin, enqueue) };
+        self.enqueues_other(Stream::Compute);
+        time
     }
 
     fn begin_capture(&self) -> DeviceResult<()> {

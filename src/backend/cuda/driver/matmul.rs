@@ -173,7 +173,7 @@ impl Matmuls {
                     self.context.check_cublas(status, "cublasLtMatmul")
                 };
                 // SAFETY: the caller's promise.
-                let time = unsafe { weights.time(run) };
+                let time = unsafe { weights.time(|| {}, run) };
                 match time {
                     Ok(time) if best.is_none_or(|(least, _)| time < least) => best = Some((time, algorithm)),
                     Err(DeviceError::Lost(why)) => return Err(DeviceError::Lost(why)),
