@@ -206,7 +206,8 @@ fn a_chunk_that_arrives_before_all_warps_have_written_is_found() {
     if !has_nvcc() {
         return;
     }
-    let (from, to) = ("    __syncthreads();\n    if (threadIdx.x == 0) {", "    if (threadIdx.x == 0) {");
+    let first = "    if (Team::thread() == 0) {";
+    let (from, to) = (&*format!("    Team::synchronize();\n{first}"), first);
     let run = |device: &dyn Fn(u32) -> Rc<dyn Device>| attend(&device(0), (1, 1, 64), (600, 1));
     let failure = failure_of_broken("include/attention_merge.cuh", from, to, &options(Architecture::Sm80), run);
     let failure = failure.expect("warps write while another thread block reads");
