@@ -3,7 +3,7 @@
 //! rotary embedding and KV write; attention; output with the addition to the residual stream; gate and up with norm and
 //! activation; down with the addition.
 //!
-//! The rule, for each product by itself: [`FewRowsKernels`] takes it if
+//! The rule, for each product by itself: `FewRowsKernels` takes it if
 //! - the weights are plain and of 16 bits, and a row of them is a multiple of 16 bytes;
 //! - rows of other batches may have other bits (`device.batch_invariant` is off);
 //! - its norm, if it begins with one, is an RMS norm without bias over a stream to which nothing is still to be added,
