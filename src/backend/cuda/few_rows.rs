@@ -326,8 +326,8 @@ impl FewRowsKernels {
     fn launch(&self, kernel: KernelId, columns: usize, matrices: usize, params: &impl NoUninit) -> DeviceResult<()> {
         let (blocks, shared_bytes) = ([columns.div_ceil(TILE_N) as u32, 1, 1], shared_bytes(matrices) as u32);
         let grid = Grid { blocks, threads: THREADS as u32, shared_bytes };
-        // SAFETY: the structs are those that the kernels expect. The callers pass tensors and matrices that live as long
-        // as the backend and whose sizes were checked.
+        // SAFETY: the structs are those that the kernels expect. The callers pass tensors and matrices that live as
+        // long as the backend and whose sizes were checked.
         unsafe { self.device.launch(kernel, grid, bytemuck::bytes_of(params)) }
     }
 }

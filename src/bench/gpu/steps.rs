@@ -164,8 +164,8 @@ impl GpuSteps {
         Ok(times[times.len() / 2])
     }
 
-    /// Copies the prompt's whole blocks to all others, so that decodes read numbers: memory that nothing has written may
-    /// hold NaN, or be reported.
+    /// Copies the prompt's whole blocks to all others, so that decodes read numbers: memory that nothing has written
+    /// may hold NaN, or be reported.
     fn fill_pool(&mut self, sizes: &Sizes) {
         let (pools, num_full) = (&self.loaded.pools, sizes.prefill / self.loaded.pools.layout.block_size);
         assert!(num_full > 0, "the prompt fills a block");

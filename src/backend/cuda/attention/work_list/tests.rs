@@ -115,8 +115,8 @@ fn each_row_has_each_key_that_it_sees_once() {
     }
 }
 
-/// Contexts of 2^20 tokens and of 2^31, the most that `model.max_model_len` may be: each row has each key once, there is
-/// room for all results, and a decode has at most 32 chunks, or 33 if a window begins within one.
+/// Contexts of 2^20 tokens and of 2^31, the most that `model.max_model_len` may be: each row has each key once, there
+/// is room for all results, and a decode has at most 32 chunks, or 33 if a window begins within one.
 #[test]
 fn the_longest_contexts_have_lists() {
     for (max_len, windows) in [(1 << 20, [None, Some(1 << 19)]), (1 << 31, [None, Some(1 << 30)])] {
