@@ -134,9 +134,10 @@ fn add(all: &mut Vec<Specialisation>, arch: &str, options: &CudaOptions, info: &
                 [("route", route), ("group_choices", group)].into_iter().chain(product).collect()
             }
             ("few_rows.cu", _) => {
-                let kernels = [("few_rows_product", 1), ("few_rows_gated", 2), ("few_rows_qkv", 1)];
-                kernels.map(|(name, matrices)| (name, few_rows::shared_bytes(matrices))).to_vec()
+                [("few_rows_product", few_rows::shared_bytes(1)), ("few_rows_gated", few_rows::shared_bytes(2))]
+                    .to_vec()
             }
+            ("few_rows_qkv.cu", _) => vec![("few_rows_qkv", few_rows::shared_bytes(1))],
             ("rows.cu", _) => ["add_norm", "add_gated"].map(|name| (name, REDUCE_BYTES as usize)).to_vec(),
             ("sampling.cu", _) => {
                 ["sample_tokens", "find_logprobs"].map(|name| (name, SCRATCH_BYTES as usize)).to_vec()
@@ -182,6 +183,8 @@ fn the_list_of_specialisations_is_written_for_nvcc() {
         "attention_rows.cu",
         "experts.cu",
         "few_rows.cu",
+        "few_rows_qkv.cu",
+        "heads.cu",
         "quantized.cu",
         "rows.cu",
         "sampling.cu",

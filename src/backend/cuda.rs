@@ -7,7 +7,7 @@
 //! - `weight_tiles`: how quantised weights lie in device memory; `quantized`: matrices of them.
 //! - `few_rows`: products of few rows with what comes before and after them, and the rule for which those are;
 //!   `fused`: the operations that they are tried for;
-//! - `rows`, `attention`, `products`, `experts`, `sampling`, `transfers`: launches of the kernels in `kernels/`;
+//! - `rows`, `heads`, `attention`, `products`, `experts`, `sampling`, `transfers`: launches of the kernels in `kernels/`;
 //!   `graphs`: recorded launches.
 //!
 //! All work is enqueued: a step's operations return before they are done, and the host waits only in `finish_step`.
@@ -23,6 +23,7 @@ pub mod experts;
 pub mod few_rows;
 mod fused;
 mod graphs;
+mod heads;
 mod hidden;
 mod host_draws;
 mod kv_pools;
@@ -50,6 +51,7 @@ use device::{
 use experts::{CudaExpertsWorkspace, ExpertKernels, ExpertsCall};
 use few_rows::{FewRowsKernels, FewRowsOperand};
 use graphs::{GraphKey, Graphs, bucket, buckets};
+use heads::{HeadKernels, RopeParams};
 use hidden::HiddenRows;
 use kv_pools::CudaKvPools;
 pub use options::{CudaOptions, FewRowsUse, check_layout};
@@ -57,7 +59,7 @@ use pagetide_base::error::StartError;
 use pagetide_base::ids::{BlockId, KvPlace};
 use products::{Lookup, QuantizedProduct};
 use quantized::{QuantizedModules, QuantizedRows};
-use rows::{BatchRows, FloatOrScalar, RopeParams, RowKernels};
+use rows::{BatchRows, FloatOrScalar, RowKernels};
 use sampling::SamplingKernels;
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -84,10 +86,12 @@ impl From<DeviceError> for StartError {
 
 /// The modules that a model needs on a device, in the order of `CudaBackend::new`.
 pub fn module_sources(options: &CudaOptions, info: &DeviceInfo) -> Vec<ModuleSource> {
-    let mut sources = vec![rows::source(options), sampling::source(), transfers::source()];
+    let mut sources = vec![rows::source(options), heads::source(options), sampling::source(), transfers::source()];
     sources.extend(options.experts.then(|| experts::source(options)));
+    if few_rows::is_used(options) {
+        sources.extend(few_rows::sources(options));
+    }
     sources.extend(attention::sources(options, info));
-    sources.extend(few_rows::is_used(options).then(|| few_rows::source(options)));
     sources
 }
 
@@ -95,7 +99,8 @@ pub fn module_sources(options: &CudaOptions, info: &DeviceInfo) -> Vec<ModuleSou
 pub struct CudaBackend {
     device: Rc<dyn Device>,
     options: CudaOptions,
-    kernels: RowKernels,
+    row_kernels: RowKernels,
+    head_kernels: HeadKernels,
     attention: AttentionKernels,
     sampling: SamplingKernels,
     transfers: Rc<TransferKernels>,
@@ -157,21 +162,27 @@ impl CudaBackend {
     pub fn new(device: Rc<dyn Device>, options: CudaOptions) -> Result<Self, StartError> {
         let CudaOptions { vocab_size, max_rows, max_seqs, max_model_len, max_logit_rows, kv, .. } = options;
         check_layout(&kv)?;
-        let modules = device.load_modules(&module_sources(&options, device.info()))?;
-        let transfers = Rc::new(TransferKernels::new(&device, modules[2])?);
-        let of_attention = 3 + usize::from(options.experts);
-        let attention = AttentionKernels::new(&device, &options, &modules[of_attention..])?;
+        let mut modules = device.load_modules(&module_sources(&options, device.info()))?.into_iter();
+        let mut next = || modules.next().expect("each source has a module");
+        let row_kernels = RowKernels::new(&device, next())?;
+        let head_kernels = HeadKernels::new(&device, &options, next())?;
+        let of_sampling = next();
+        let transfers = Rc::new(TransferKernels::new(&device, next())?);
+        let experts = options.experts.then(|| ExpertKernels::new(&device, &options, next())).transpose()?;
+        let few_rows = few_rows::is_used(&options)
+            .then(|| FewRowsKernels::new(&device, &options, [next(), next()]))
+            .transpose()?;
+        let attention = AttentionKernels::new(&device, &options, modules.as_slice())?;
         // A table may have a block for tokens to come.
         let table_words = max_seqs.saturating_mul(max_model_len.div_ceil(kv.block_size) + 1);
         let input_words = table_words.saturating_add(5 * max_rows + attention.max_words(&options));
         batch::check_words(input_words).map_err(StartError::new)?;
         Ok(Self {
-            kernels: RowKernels::new(&device, &options, modules[0])?,
-            sampling: SamplingKernels::new(&device, &transfers, modules[1], vocab_size, max_rows + max_seqs)?,
-            experts: options.experts.then(|| ExpertKernels::new(&device, &options, modules[3])).transpose()?,
-            few_rows: few_rows::is_used(&options)
-                .then(|| FewRowsKernels::new(&device, &options, *modules.last().expect("the sources have it")))
-                .transpose()?,
+            row_kernels,
+            head_kernels,
+            sampling: SamplingKernels::new(&device, &transfers, of_sampling, vocab_size, max_rows + max_seqs)?,
+            experts,
+            few_rows,
             quantized: QuantizedModules::new(&device, options.dtype),
             uploader: RefCell::new(Uploader::new(&device)?),
             kv: None,
@@ -277,7 +288,7 @@ impl CudaBackend {
             *narrow = Some(must(DeviceBuffer::new(&self.device, bytes)));
         }
         let to = narrow.as_ref().expect("it was made above").ptr();
-        must(self.kernels.narrow(self.rows(), x, to));
+        must(self.row_kernels.narrow(self.rows(), x, to));
         to
     }
 
@@ -298,7 +309,7 @@ impl CudaBackend {
         assert!(delta.is_none_or(|delta| delta.cols == x.cols && delta.dtype == self.options.dtype));
         assert_eq!(x.dtype, DType::F32, "the residual stream is float32");
         let bias = norm.bias.as_ref().map_or(DevicePtr::NULL, |bias| bias.float.ptr());
-        must(self.kernels.add_norm(rows, x, delta, (norm.kind, norm.weight.float.ptr(), bias), out));
+        must(self.row_kernels.add_norm(rows, x, delta, (norm.kind, norm.weight.float.ptr(), bias), out));
     }
 }
 
@@ -327,7 +338,7 @@ impl Backend for CudaBackend {
     fn random_matrix(&self, n: usize, k: usize, dtype: DType, seed: u64) -> Result<CudaMatrix, StartError> {
         assert_eq!(dtype, self.options.dtype, "kernels are made for one type");
         let buffer = DeviceBuffer::new(&self.device, n * k * dtype.size_bytes())?;
-        self.kernels.fill_random(buffer.ptr(), n * k, seed, 0.02)?;
+        self.row_kernels.fill_random(buffer.ptr(), n * k, seed, 0.02)?;
         // Products of few rows load weights before they wait for earlier kernels.
         self.device.synchronize()?;
         Ok(CudaMatrix { weights: CudaWeights::Plain(buffer), n, k, dtype })
@@ -450,7 +461,7 @@ impl Backend for CudaBackend {
         let sampled = self.sampling.last_sampled();
         match &table.weights {
             CudaWeights::Plain(weights) => {
-                must(self.kernels.embed(rows, (weights.ptr(), table.n), scale, sampled, out));
+                must(self.row_kernels.embed(rows, (weights.ptr(), table.n), scale, sampled, out));
             }
             CudaWeights::Quantized(parts) => self.look_up(parts, &Lookup::Tokens { scale, sampled }, out),
         }
@@ -461,7 +472,7 @@ impl Backend for CudaBackend {
         out.check(rows.num_rows, table.k);
         assert_eq!(out.dtype, DType::F32, "positions are added to the residual stream");
         match &table.weights {
-            CudaWeights::Plain(weights) => must(self.kernels.add_position(rows, weights.ptr(), offset, out)),
+            CudaWeights::Plain(weights) => must(self.row_kernels.add_position(rows, weights.ptr(), offset, out)),
             CudaWeights::Quantized(parts) => self.look_up(parts, &Lookup::Positions { offset }, out),
         }
     }
@@ -477,7 +488,7 @@ impl Backend for CudaBackend {
     fn add(&mut self, x: &mut CudaTensor, delta: &CudaTensor) {
         let rows = self.rows();
         x.check(rows.num_rows, delta.cols);
-        must(self.kernels.add(rows, x, delta));
+        must(self.row_kernels.add(rows, x, delta));
     }
 
     fn linear(&mut self, x: &CudaTensor, w: &CudaMatrix, bias: Option<&CudaVector>, out: &mut CudaTensor) {
@@ -569,9 +580,9 @@ impl Backend for CudaBackend {
     }
 
     fn qk_norm(&mut self, qkv: &mut CudaTensor, shape: &AttentionShape, q: &Norm<CudaVector>, k: &Norm<CudaVector>) {
-        rows::check_shape(&self.options, shape);
-        let eps = rows::head_norm_eps(q.kind, k.kind);
-        must(self.kernels.head_norm(self.rows(), qkv, eps, q.weight.float.ptr(), k.weight.float.ptr()));
+        heads::check_shape(&self.options, shape);
+        let eps = heads::head_norm_eps(q.kind, k.kind);
+        must(self.head_kernels.head_norm(self.rows(), qkv, eps, q.weight.float.ptr(), k.weight.float.ptr()));
     }
 
     fn rope_and_write_kv(
@@ -581,23 +592,23 @@ impl Backend for CudaBackend {
         rope: Option<&CudaRopeTable>,
         layer: usize,
     ) {
-        rows::check_shape(&self.options, shape);
-        must(self.kernels.rope_and_write_kv(self.rows(), self.rope_params(qkv, rope, layer)));
+        heads::check_shape(&self.options, shape);
+        must(self.head_kernels.rope_and_write_kv(self.rows(), self.rope_params(qkv, rope, layer)));
     }
 
     fn attention(&mut self, qkv: &CudaTensor, shape: &AttentionShape, layer: usize, out: &mut CudaTensor) {
-        rows::check_shape(&self.options, shape);
+        heads::check_shape(&self.options, shape);
         let (rows, pool) = (self.rows(), self.kv().ptr());
         must(self.attention.launch(rows, &self.step.attention, shape, (pool, layer), qkv.ptr(), out.ptr()));
     }
 
     fn gated_activation(&mut self, gate_up: &CudaTensor, kind: Activation, out: &mut CudaTensor) {
         gate_up.check(self.step.num_rows, 2 * out.cols);
-        must(self.kernels.activation(self.rows(), gate_up.ptr(), kind, true, out));
+        must(self.row_kernels.activation(self.rows(), gate_up.ptr(), kind, true, out));
     }
 
     fn activation(&mut self, x: &mut CudaTensor, kind: Activation) {
-        must(self.kernels.activation(self.rows(), x.ptr(), kind, false, x));
+        must(self.row_kernels.activation(self.rows(), x.ptr(), kind, false, x));
     }
 
     fn mix_experts(
@@ -617,13 +628,13 @@ impl Backend for CudaBackend {
         let rows = self.rows();
         x.check(rows.num_rows, gate.len);
         out.check(rows.num_rows, from.cols);
-        must(self.kernels.add_gated(rows, x, gate.float.ptr(), from, out));
+        must(self.row_kernels.add_gated(rows, x, gate.float.ptr(), from, out));
     }
 
     fn gather_rows(&mut self, x: &CudaTensor, first: usize, num_rows: usize, out: &mut CudaTensor) {
         let num_rows = self.step.graph.map_or(num_rows, |key| key.num_rows);
         out.check(num_rows, x.cols);
-        must(self.kernels.gather_rows(self.input.ptr(), x, first, num_rows, out));
+        must(self.row_kernels.gather_rows(self.input.ptr(), x, first, num_rows, out));
     }
 
     fn logits(&mut self, x: &CudaTensor, num_rows: usize, w: &CudaMatrix, bias: Option<&CudaVector>) {
@@ -635,7 +646,7 @@ impl Backend for CudaBackend {
 
     fn cap_logits(&mut self, cap: f32) {
         let rows = self.step.graph.map_or(self.num_logit_rows, |key| key.num_rows);
-        must(self.kernels.cap_logits(self.logits.ptr(), rows * self.options.vocab_size, cap));
+        must(self.row_kernels.cap_logits(self.logits.ptr(), rows * self.options.vocab_size, cap));
     }
 
     fn fetch_rows(&mut self, x: &CudaTensor, rows: Range<usize>) {
@@ -693,7 +704,7 @@ impl Backend for CudaBackend {
         must(self.kv().begin_copies(pairs));
         let pool = self.kv().ptr();
         for pairs in independent_groups(pairs).into_iter().flat_map(|group| group.chunks(MAX_PAIRS)) {
-            let copy_blocks = |list| self.kernels.copy_blocks(pool, list, pairs.len());
+            let copy_blocks = |list| self.head_kernels.copy_blocks(pool, list, pairs.len());
             must(self.copies.launch(pairs, copy_blocks));
         }
     }

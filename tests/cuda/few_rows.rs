@@ -413,9 +413,9 @@ fn broken_kernels_are_noticed() {
         ("include/few_rows.cuh", "row < p.rows && column < p.columns) {", "row < p.rows && column + 1 < p.columns) {"),
         ("few_rows.cu", "p.bias[columns + column]", "p.bias[column]"),
         ("few_rows.cu", "p.out_float[at] + value", "value"),
-        ("few_rows.cu", "== HEAD_BLOCKS - 1;", "== 0;"),
-        ("few_rows.cu", "head < NUM_HEADS ? p.q_norm", "head < NUM_KV_HEADS ? p.q_norm"),
-        ("few_rows.cu", "min(p.input.rows, p.rope.batch->num_rows)", "p.input.rows - 1"),
+        ("few_rows_qkv.cu", "== HEAD_BLOCKS - 1;", "== 0;"),
+        ("few_rows_qkv.cu", "head < NUM_HEADS ? p.q_norm", "head < NUM_KV_HEADS ? p.q_norm"),
+        ("few_rows_qkv.cu", "min(p.input.rows, p.rope.batch->num_rows)", "p.input.rows - 1"),
     ];
     parallel(0..breakages.len() as u64, |i| {
         let (file, from, to) = breakages[i as usize];

@@ -356,7 +356,7 @@ fn broken_kernels_are_noticed() {
         ("include/activation.cuh", "x + cols + i", "x + i"),
         ("rows.cu", "[p.first + blockIdx.x];", "[blockIdx.x];"),
         ("include/activation.cuh", "0.044715f", "0.04f"),
-        ("rows.cu", "p.pairs[2 * blockIdx.y + 1]", "p.pairs[2 * blockIdx.y]"),
+        ("heads.cu", "p.pairs[2 * blockIdx.y + 1]", "p.pairs[2 * blockIdx.y]"),
         ("include/reduce.cuh", "    __syncthreads();\n    return result;", "    return result;"),
     ];
     parallel(0..breakages.len() as u64, |i| {

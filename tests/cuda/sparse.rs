@@ -367,8 +367,8 @@ fn broken_kernels_are_noticed() {
             "table[position / BLOCK_SIZE] * BLOCK_STRIDE",
             "uint32_t(table[position / BLOCK_SIZE] * BLOCK_STRIDE)",
         ),
-        (plain, "rows.cu", "p.pool + to * BLOCK_STRIDE", "p.pool + uint32_t(to * BLOCK_STRIDE)"),
-        (plain, "rows.cu", "p.pool + from * BLOCK_STRIDE", "p.pool + uint32_t(from * BLOCK_STRIDE)"),
+        (plain, "heads.cu", "p.pool + to * BLOCK_STRIDE", "p.pool + uint32_t(to * BLOCK_STRIDE)"),
+        (plain, "heads.cu", "p.pool + from * BLOCK_STRIDE", "p.pool + uint32_t(from * BLOCK_STRIDE)"),
     ];
     parallel(0..breakages.len() as u64, |i| {
         let (case, file, from, to) = breakages[i as usize];

@@ -12,7 +12,7 @@ mod work_list;
 use super::device::{
     Device, DeviceBuffer, DeviceInfo, DevicePtr, DeviceResult, Grid, KernelId, ModuleId, ModuleSource, Stream,
 };
-use super::options::{CudaOptions, scalar_defines};
+use super::options::{CudaOptions, head_defines};
 use super::rows::BatchRows;
 use crate::{AttentionShape, Batch};
 use bytemuck::NoUninit;
@@ -88,7 +88,7 @@ pub fn sources(options: &CudaOptions, info: &DeviceInfo) -> Vec<ModuleSource> {
 }
 
 fn source(options: &CudaOptions, info: &DeviceInfo) -> ModuleSource {
-    let mut defines = scalar_defines(options);
+    let mut defines = head_defines(options);
     if options.softcap {
         defines.push(("SOFTCAP", "1".into()));
     }

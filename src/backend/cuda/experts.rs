@@ -1,7 +1,7 @@
 //! Launches of `kernels/experts.cu`: layers of experts. The host does not know the router's decisions.
 
 use super::device::{Device, DeviceBuffer, DevicePtr, DeviceResult, Grid, KernelId, Matmul, ModuleId, ModuleSource};
-use super::options::{CudaOptions, scalar_type};
+use super::options::{CudaOptions, scalar_define};
 use super::products::{self, QuantizedProduct};
 use super::rows::{BatchRows, FloatOrScalar, activation_number};
 use super::tensors::{CudaExpertWeights, CudaWeights};
@@ -143,7 +143,7 @@ pub(super) struct ExpertKernels {
 
 /// The source of [`ExpertKernels`].
 pub(super) fn source(options: &CudaOptions) -> ModuleSource {
-    let mut defines = vec![("DTYPE", scalar_type(options.dtype).to_string())];
+    let mut defines = vec![scalar_define(options.dtype)];
     if options.dtype != DType::F32 {
         defines.push(("TENSOR_CORES", "1".into()));
     }

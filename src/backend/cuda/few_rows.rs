@@ -1,4 +1,4 @@
-//! Launches of `kernels/few_rows.cu`: products of up to 8 rows with plain matrices, together with what a layer does
+//! Launches of `kernels/few_rows.cu` and `kernels/few_rows_qkv.cu`: products of up to 8 rows with plain matrices, together with what a layer does
 //! before and after them. So a decode step of a Llama with few sequences has five launches a layer: QKV with norm,
 //! rotary embedding and KV write; attention; output with the addition to the residual stream; gate and up with norm and
 //! activation; down with the addition.
@@ -15,8 +15,9 @@
 use super::device::{
     Device, DeviceBuffer, DevicePtr, DeviceResult, Grid, KernelId, Matmul, ModuleId, ModuleSource, Stream,
 };
-use super::options::{CudaOptions, FewRowsUse, scalar_defines};
-use super::rows::{BatchRows, FloatOrScalar, RopeParams, RowKernels, activation_number};
+use super::heads::RopeParams;
+use super::options::{CudaOptions, FewRowsUse, head_defines, scalar_define};
+use super::rows::{BatchRows, FloatOrScalar, RowKernels, activation_number};
 use super::tensors::{CudaMatrix, CudaTensor, CudaVector, CudaWeights};
 use crate::{Activation, DType, Norm, NormKind};
 use bytemuck::NoUninit;
@@ -125,7 +126,7 @@ struct FewRowsShape {
     result: FewRowsResult,
 }
 
-/// The module, and its kernels.
+/// The modules, and their kernels.
 pub(super) struct FewRowsKernels {
     device: Rc<dyn Device>,
     dtype: DType,
@@ -146,23 +147,27 @@ pub(super) fn is_used(options: &CudaOptions) -> bool {
     options.dtype != DType::F32 && !options.batch_invariant && options.few_rows != FewRowsUse::Never
 }
 
-/// The source of [`FewRowsKernels`].
-pub(super) fn source(options: &CudaOptions) -> ModuleSource {
-    ModuleSource { file: "few_rows.cu", defines: scalar_defines(options) }
+/// The sources of [`FewRowsKernels`].
+pub(super) fn sources(options: &CudaOptions) -> [ModuleSource; 2] {
+    [
+        ModuleSource { file: "few_rows.cu", defines: vec![scalar_define(options.dtype)] },
+        ModuleSource { file: "few_rows_qkv.cu", defines: head_defines(options) },
+    ]
 }
 
 impl FewRowsKernels {
-    pub fn new(device: &Rc<dyn Device>, options: &CudaOptions, module: ModuleId) -> DeviceResult<Self> {
-        let kernel = |name, matrices| device.kernel(module, name, shared_bytes(matrices) as u32);
+    /// `modules` are those of [`sources`].
+    pub fn new(device: &Rc<dyn Device>, options: &CudaOptions, modules: [ModuleId; 2]) -> DeviceResult<Self> {
+        let kernel = |module, name, matrices| device.kernel(module, name, shared_bytes(matrices) as u32);
         let num_heads = options.num_heads + 2 * options.kv.num_kv_heads;
         Ok(Self {
             device: device.clone(),
             dtype: options.dtype,
             head_dim: options.kv.head_dim,
             is_timed: options.few_rows == FewRowsUse::Timed,
-            product: kernel("few_rows_product", 1)?,
-            gated: kernel("few_rows_gated", 2)?,
-            qkv: kernel("few_rows_qkv", 1)?,
+            product: kernel(modules[0], "few_rows_product", 1)?,
+            gated: kernel(modules[0], "few_rows_gated", 2)?,
+            qkv: kernel(modules[1], "few_rows_qkv", 1)?,
             arrivals: zeros(device, num_heads * 4)?,
             timed: RefCell::default(),
         })

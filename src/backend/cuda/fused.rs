@@ -1,7 +1,8 @@
 //! Operations that `few_rows` may do in one launch.
 
 use super::few_rows::{FewRowsKernels, FewRowsOperand, FewRowsProduct};
-use super::rows::{self, BatchRows};
+use super::heads;
+use super::rows::BatchRows;
 use super::{CudaBackend, CudaMatrix, CudaTensor, CudaVector, DeviceResult, must};
 use crate::{Activation, Heads, NormedInput};
 
@@ -23,7 +24,7 @@ impl CudaBackend {
         launch: impl FnOnce(&FewRowsKernels, &FewRowsProduct<'_>) -> DeviceResult<bool>,
     ) -> bool {
         let rows = BatchRows { num_rows: rows, ..self.rows() };
-        let product = FewRowsProduct { x, w, bias, rows, row_kernels: &self.kernels };
+        let product = FewRowsProduct { x, w, bias, rows, row_kernels: &self.row_kernels };
         self.few_rows.as_ref().is_some_and(|few| must(launch(few, &product)))
     }
 
@@ -36,10 +37,10 @@ impl CudaBackend {
         heads: &Heads<'_, Self>,
         qkv: &CudaTensor,
     ) -> bool {
-        rows::check_shape(&self.options, heads.shape);
+        heads::check_shape(&self.options, heads.shape);
         qkv.check(self.step.num_rows, w.n);
         let norms = heads.norms.map(|[q, k]| {
-            let eps = rows::head_norm_eps(q.kind, k.kind);
+            let eps = heads::head_norm_eps(q.kind, k.kind);
             ([q.weight.float.ptr(), k.weight.float.ptr()], eps)
         });
         let rope = self.rope_params(qkv, heads.rope, heads.layer);

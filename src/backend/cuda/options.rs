@@ -93,7 +93,7 @@ pub fn check_layout(kv: &KvLayout) -> Result<(), StartError> {
 }
 
 /// The kernels' name of a type.
-pub(super) fn scalar_type(dtype: DType) -> &'static str {
+fn scalar_type(dtype: DType) -> &'static str {
     match dtype {
         DType::F32 => "f32",
         DType::F16 => "f16",
@@ -101,8 +101,13 @@ pub(super) fn scalar_type(dtype: DType) -> &'static str {
     }
 }
 
-/// The macros that specialise all kernels that work on the model's tensors.
-pub(super) fn scalar_defines(options: &CudaOptions) -> Vec<(&'static str, String)> {
+/// The macro that specialises the kernels that work on the model's tensors.
+pub(super) fn scalar_define(dtype: DType) -> (&'static str, String) {
+    ("DTYPE", scalar_type(dtype).to_string())
+}
+
+/// The macros that specialise the kernels that work on the model's heads and on KV blocks.
+pub(super) fn head_defines(options: &CudaOptions) -> Vec<(&'static str, String)> {
     let CudaOptions { dtype, num_heads, kv, .. } = options;
     let codes = match kv.dtype {
         KvDType::Plain(_) => None,
@@ -111,7 +116,7 @@ pub(super) fn scalar_defines(options: &CudaOptions) -> Vec<(&'static str, String
         KvDType::Codes(CodeType::Int4) => unreachable!("`check_layout` refuses int4"),
     };
     let mut defines = vec![
-        ("DTYPE", scalar_type(*dtype).to_string()),
+        scalar_define(*dtype),
         ("BLOCK_SIZE", kv.block_size.to_string()),
         ("HEAD_DIM", kv.head_dim.to_string()),
         ("NUM_HEADS", num_heads.to_string()),

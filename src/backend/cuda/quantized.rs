@@ -1,7 +1,7 @@
 //! Quantised matrices in device memory, and the modules of `kernels/quantized.cu` that multiply them.
 
 use super::device::{Device, DeviceBuffer, DevicePtr, DeviceResult, KernelId, ModuleSource};
-use super::options::scalar_type;
+use super::options::scalar_define;
 use super::upload::Uploader;
 use super::weight_tiles::{TILE_N, WeightTiles};
 use crate::{DType, HostTensor, WeightFormat};
@@ -52,7 +52,7 @@ pub(super) struct QuantizedModules {
 
 /// The source of the kernels for a kind of tiles and a type of 16 bits.
 pub fn source(tiles: WeightTiles, dtype: DType) -> ModuleSource {
-    let mut defines = vec![("DTYPE", scalar_type(dtype).to_string())];
+    let mut defines = vec![scalar_define(dtype)];
     defines.extend(tiles.defines());
     ModuleSource { file: "quantized.cu", defines }
 }

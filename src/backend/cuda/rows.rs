@@ -1,15 +1,14 @@
-//! Launches of `kernels/rows.cu`: the operations of a forward pass that are neither matrix products nor attention.
+//! Launches of `kernels/rows.cu`: the operations of a forward pass on whole rows that are neither matrix products nor
+//! attention.
 
 use super::CudaTensor;
 use super::device::{Device, DevicePtr, DeviceResult, Grid, KernelId, ModuleId, ModuleSource};
-use super::options::{CudaOptions, scalar_defines};
-use crate::{Activation, AttentionShape, DType, KvDType, NormKind};
+use super::options::{CudaOptions, scalar_define};
+use crate::{Activation, DType, NormKind};
 use bytemuck::NoUninit;
 use std::rc::Rc;
 
 const ROW_THREADS: u32 = 256;
-const WARPS_PER_BLOCK: u32 = 4;
-const COPY_BYTES_PER_BLOCK: usize = 16384;
 
 #[derive(Clone, Copy, NoUninit)]
 #[repr(C)]
@@ -57,42 +56,6 @@ struct AddParams {
     delta: DevicePtr,
     cols: u32,
     padding: u32,
-}
-
-#[derive(Clone, Copy, NoUninit)]
-#[repr(C)]
-struct HeadNormParams {
-    batch: DevicePtr,
-    qkv: DevicePtr,
-    q_weight: DevicePtr,
-    k_weight: DevicePtr,
-    eps: f32,
-    padding: u32,
-}
-
-#[derive(Clone, Copy, NoUninit)]
-#[repr(C)]
-pub(super) struct RopeParams {
-    batch: DevicePtr,
-    qkv: DevicePtr,
-    table: DevicePtr,
-    pool: DevicePtr,
-    layer: u32,
-    rotary_dim: u32,
-}
-
-impl RopeParams {
-    /// `qkv` holds rows of Q, K and V of the batch. `table: [positions][cos, sin][rotary_dim / 2]` float32, or null.
-    pub(super) fn new(
-        batch: BatchRows,
-        qkv: &CudaTensor,
-        (table, rotary_dim): (DevicePtr, usize),
-        pool: DevicePtr,
-        layer: usize,
-    ) -> Self {
-        let [layer, rotary_dim] = [layer, rotary_dim].map(|size| size as u32);
-        Self { batch: batch.header, qkv: qkv.ptr(), table, pool, layer, rotary_dim }
-    }
 }
 
 #[derive(Clone, Copy, NoUninit)]
@@ -150,13 +113,6 @@ struct NarrowParams {
 
 #[derive(Clone, Copy, NoUninit)]
 #[repr(C)]
-struct CopyBlocksParams {
-    pool: DevicePtr,
-    pairs: DevicePtr,
-}
-
-#[derive(Clone, Copy, NoUninit)]
-#[repr(C)]
 struct RandomParams {
     out: DevicePtr,
     n: u64,
@@ -201,59 +157,40 @@ pub(super) struct BatchRows {
 /// The module, and its kernels.
 pub(super) struct RowKernels {
     device: Rc<dyn Device>,
-    num_heads: u32,
-    num_kv_heads: u32,
-    block_bytes: usize,
-    /// Shared memory of `rope_and_write_kv`: the vectors that become codes.
-    vectors_bytes: u32,
     embed: KernelId,
     add_position: KernelId,
     add_norm: KernelId,
     add: KernelId,
-    head_norm: KernelId,
-    rope_and_write_kv: KernelId,
     activation: KernelId,
     add_gated: KernelId,
     gather_rows: KernelId,
     cap_logits: KernelId,
     narrow: KernelId,
-    copy_blocks: KernelId,
     fill_random: KernelId,
 }
 
 /// The source of [`RowKernels`].
 pub(super) fn source(options: &CudaOptions) -> ModuleSource {
-    ModuleSource { file: "rows.cu", defines: scalar_defines(options) }
+    ModuleSource { file: "rows.cu", defines: vec![scalar_define(options.dtype)] }
 }
 
 /// Bytes of shared memory that a block's reductions need.
 pub const REDUCE_BYTES: u32 = 32 * 4;
 
 impl RowKernels {
-    pub fn new(device: &Rc<dyn Device>, options: &CudaOptions, module: ModuleId) -> DeviceResult<Self> {
-        let vectors_bytes = match options.kv.dtype {
-            KvDType::Plain(_) => 0,
-            KvDType::Codes(_) => WARPS_PER_BLOCK * options.kv.head_dim as u32 * 4,
-        };
+    pub fn new(device: &Rc<dyn Device>, module: ModuleId) -> DeviceResult<Self> {
         let kernel = |name| device.kernel(module, name, REDUCE_BYTES);
         Ok(Self {
             device: device.clone(),
-            num_heads: options.num_heads as u32,
-            num_kv_heads: options.kv.num_kv_heads as u32,
-            block_bytes: options.kv.block_bytes(),
-            vectors_bytes,
             embed: kernel("embed")?,
             add_position: kernel("add_position")?,
             add_norm: kernel("add_norm")?,
             add: kernel("add")?,
-            head_norm: kernel("head_norm")?,
-            rope_and_write_kv: device.kernel(module, "rope_and_write_kv", vectors_bytes)?,
             activation: kernel("activation")?,
             add_gated: kernel("add_gated")?,
             gather_rows: kernel("gather_rows")?,
             cap_logits: kernel("cap_logits")?,
             narrow: kernel("narrow")?,
-            copy_blocks: kernel("copy_blocks")?,
             fill_random: kernel("fill_random")?,
         })
     }
@@ -262,11 +199,7 @@ impl RowKernels {
         if grid.contains(&0) {
             return Ok(());
         }
-        let shared_bytes = match kernel {
-            _ if kernel == self.add_norm || kernel == self.add_gated => REDUCE_BYTES,
-            _ if kernel == self.rope_and_write_kv => self.vectors_bytes,
-            _ => 0,
-        };
+        let shared_bytes = if kernel == self.add_norm || kernel == self.add_gated { REDUCE_BYTES } else { 0 };
         let grid = Grid { blocks: [grid[0] as u32, grid[1] as u32, 1], threads, shared_bytes };
         // SAFETY: the structs are those that the kernels expect. The callers of the methods pass addresses of tensors
         // that live as long as the backend and have the sizes that the methods state.
@@ -326,25 +259,6 @@ impl RowKernels {
     pub fn add(&self, rows: BatchRows, x: &CudaTensor, delta: &CudaTensor) -> DeviceResult<()> {
         let params = AddParams { batch: rows.header, x: x.ptr(), delta: delta.ptr(), cols: x.cols as u32, padding: 0 };
         self.launch(self.add, [rows.num_rows, 1], ROW_THREADS, &params)
-    }
-
-    /// Normalises each head of Q and K. The weights are `[head_dim]` float32.
-    pub fn head_norm(
-        &self,
-        rows: BatchRows,
-        qkv: &CudaTensor,
-        eps: f32,
-        q_weight: DevicePtr,
-        k_weight: DevicePtr,
-    ) -> DeviceResult<()> {
-        let params = HeadNormParams { batch: rows.header, qkv: qkv.ptr(), q_weight, k_weight, eps, padding: 0 };
-        let heads = (self.num_heads + self.num_kv_heads).div_ceil(WARPS_PER_BLOCK) as usize;
-        self.launch(self.head_norm, [rows.num_rows, heads], WARPS_PER_BLOCK * 32, &params)
-    }
-
-    pub fn rope_and_write_kv(&self, rows: BatchRows, params: RopeParams) -> DeviceResult<()> {
-        let heads = (self.num_heads + 2 * self.num_kv_heads).div_ceil(WARPS_PER_BLOCK) as usize;
-        self.launch(self.rope_and_write_kv, [rows.num_rows, heads], WARPS_PER_BLOCK * 32, &params)
     }
 
     /// `out = act(x)`, or, if `gated`, `out = act(gate) * up` for `x = [gate | up]`. `out` may be `x` if it is not
@@ -412,12 +326,6 @@ impl RowKernels {
         self.launch(self.narrow, [rows.num_rows, 1], ROW_THREADS, &params)
     }
 
-    /// Copies blocks of the pool; `pairs: [num_pairs][from, to]` on the device. No block is both read and written.
-    pub fn copy_blocks(&self, pool: DevicePtr, pairs: DevicePtr, num_pairs: usize) -> DeviceResult<()> {
-        let parts = self.block_bytes.div_ceil(COPY_BYTES_PER_BLOCK);
-        self.launch(self.copy_blocks, [parts, num_pairs], ROW_THREADS, &CopyBlocksParams { pool, pairs })
-    }
-
     /// `n` random numbers of the scalar type, uniform, with standard deviation `deviation`.
     pub fn fill_random(&self, out: DevicePtr, n: usize, seed: u64, deviation: f32) -> DeviceResult<()> {
         let bound = deviation * 3_f32.sqrt();
@@ -435,18 +343,4 @@ pub(super) fn activation_number(kind: Activation) -> u32 {
         Activation::GeluTanh => 2,
         Activation::Relu => 3,
     }
-}
-
-/// Checks that one kernel can normalise both Q and K, and returns its epsilon.
-pub(super) fn head_norm_eps(q: NormKind, k: NormKind) -> f32 {
-    match (q, k) {
-        (NormKind::Rms { eps }, NormKind::Rms { eps: other }) if eps == other => eps,
-        _ => panic!("heads are normed by their root mean square"),
-    }
-}
-
-/// Checks that the shape is the one that the kernels were compiled for.
-pub(super) fn check_shape(options: &CudaOptions, shape: &AttentionShape) {
-    let compiled = (options.num_heads, options.kv.num_kv_heads, options.kv.head_dim);
-    assert_eq!((shape.num_heads, shape.num_kv_heads, shape.head_dim), compiled, "kernels are made for one shape");
 }

@@ -1,7 +1,7 @@
 //! The prefill kernel on warp groups (`kernels/attention_hopper.cu`): which models have it, and its sizes.
 
 use super::super::device::{DeviceInfo, ModuleSource};
-use super::super::options::{CudaOptions, scalar_defines};
+use super::super::options::{CudaOptions, head_defines};
 use crate::{DType, KvDType};
 
 /// Threads of a thread block: a warp group that copies, and two that compute.
@@ -39,7 +39,7 @@ impl WarpGroupPrefill {
     }
 
     pub fn source(&self, options: &CudaOptions) -> ModuleSource {
-        let mut defines = scalar_defines(options);
+        let mut defines = head_defines(options);
         if options.softcap {
             defines.push(("SOFTCAP", "1".into()));
         }

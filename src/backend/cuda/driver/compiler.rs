@@ -26,6 +26,8 @@ const SOURCES: &[(&str, &str)] = files![
     "attention_rows.cu",
     "experts.cu",
     "few_rows.cu",
+    "few_rows_qkv.cu",
+    "heads.cu",
     "quantized.cu",
     "rows.cu",
     "sampling.cu",
@@ -379,16 +381,16 @@ mod tests {
         assert!(text.ends_with("#line 3 \"a.cu\"\nthree\n"), "{text}");
     }
 
-    fn rows(head_dim: usize) -> ModuleSource {
-        ModuleSource { file: "rows.cu", defines: vec![("HEAD_DIM", head_dim.to_string())] }
+    fn heads(head_dim: usize) -> ModuleSource {
+        ModuleSource { file: "heads.cu", defines: vec![("HEAD_DIM", head_dim.to_string())] }
     }
 
     #[test]
     fn a_cache_file_is_named_by_all_that_it_depends_on() {
-        let name = |head_dim, arch, nvrtc| file_name(&rows(head_dim), arch, nvrtc).unwrap();
+        let name = |head_dim, arch, nvrtc| file_name(&heads(head_dim), arch, nvrtc).unwrap();
         let first = name(64, "sm_80", (13, 0));
         assert_eq!(first, name(64, "sm_80", (13, 0)));
-        assert!(first.starts_with("rows-sm_80-") && first.ends_with(".cubin"), "{first}");
+        assert!(first.starts_with("heads-sm_80-") && first.ends_with(".cubin"), "{first}");
         let others = [name(65, "sm_80", (13, 0)), name(64, "sm_90a", (13, 0)), name(64, "sm_80", (12, 8))];
         assert!(others.iter().all(|other| *other != first), "{first} {others:?}");
         assert!(file_name(&ModuleSource { file: "none.cu", defines: Vec::new() }, "sm_80", (13, 0)).is_err());
