@@ -2,7 +2,7 @@
 //! before its first access to memory, in all threads. Weights, which no kernel writes while others run, are exempt.
 
 use crate::emulation::compile::kernels;
-use crate::emulation::ptx::{Architecture, compiled, nvcc};
+use crate::emulation::ptx::{Architecture, PtxCompiler, compiled, nvcc};
 use crate::support::{broken_copy, on_gpu, options};
 use pagetide::backend::cuda::device::ModuleSource;
 use pagetide::backend::cuda::{CudaOptions, FewRowsUse, WeightTiles, module_sources, quantized};
@@ -118,7 +118,8 @@ fn first_too_early(before: &str, weights: Option<u64>) -> Option<&str> {
 
 /// The kernels of a module that do not wait, that may end before they do, or that access memory before.
 fn careless(root: &Path, source: &ModuleSource) -> Vec<String> {
-    let text = std::fs::read_to_string(compiled(root, source, Architecture::Sm90a).unwrap()).unwrap();
+    let text =
+        std::fs::read_to_string(compiled(root, source, Architecture::Sm90a, PtxCompiler::Nvrtc).unwrap()).unwrap();
     let mut found = Vec::new();
     for entry in text.split(".entry ").skip(1) {
         let (name, code) = entry.split_once('(').expect("parameters");
@@ -140,7 +141,8 @@ fn every_kernel_waits_for_those_before_it() {
     let sources = sources();
     for source in &sources {
         assert_eq!(careless(&kernels(), source), [""; 0], "{}", source.file);
-        let old = std::fs::read_to_string(compiled(&kernels(), source, Architecture::Sm80).unwrap()).unwrap();
+        let old = compiled(&kernels(), source, Architecture::Sm80, PtxCompiler::Nvrtc).unwrap();
+        let old = std::fs::read_to_string(old).unwrap();
         assert!(!old.contains("griddepcontrol"), "sm_80 has no such instruction");
     }
     let quantised = sources.last().expect("the modules of quantised weights");

@@ -13,7 +13,7 @@ pub mod ptx;
 
 use self::matmul::multiply;
 pub use self::options::{Eagerness, EmulatedOptions};
-use self::ptx::{Architecture, Interpreter};
+use self::ptx::{Architecture, Interpreter, PtxCompiler};
 use libloading::{Library, Symbol};
 use pagetide::backend::cuda::device::{
     Copy, Device, DeviceError, DeviceEvent, DeviceInfo, DevicePtr, DeviceResult, GraphId, Grid, KernelId, Matmul,
@@ -450,11 +450,15 @@ impl Device for EmulatedDevice {
         if let Some(interpreter) = &self.interpreter {
             let architecture = interpreter.borrow().architecture;
             let others = self.options.against.as_ref();
+            // A divergence is looked for in each instruction, and reported with its line.
+            let compiler = if others.is_some() { PtxCompiler::Nvcc } else { PtxCompiler::Nvrtc };
+            let compiled = |root, source| ptx::module(root, source, architecture, compiler);
+            let compiled = &compiled;
             let modules: Vec<_> = std::thread::scope(|scope| {
                 let compile = |source| {
                     scope.spawn(move || -> DeviceResult<_> {
-                        let other = others.map(|root| ptx::module(root, source, architecture)).transpose()?;
-                        Ok((ptx::module(root, source, architecture)?, other))
+                        let other = others.map(|root| compiled(root, source)).transpose()?;
+                        Ok((compiled(root, source)?, other))
                     })
                 };
                 let compiling: Vec<_> = sources.iter().map(compile).collect();

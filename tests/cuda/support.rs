@@ -23,7 +23,7 @@ pub fn on_gpu() -> bool {
 }
 
 /// Whether kernels that are broken on purpose can be run to see that a check notices. A GPU runs the kernels that are
-/// built into the program, and for PTX each of them would be compiled by nvcc: the module `ptx` has its own.
+/// built into the program, and for PTX each of them would be compiled anew: the module `ptx` has its own.
 pub fn on_emulation() -> bool {
     !on_gpu() && !executes_ptx()
 }

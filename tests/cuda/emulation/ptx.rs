@@ -1,10 +1,12 @@
-//! The kernels as executed PTX: nvcc compiles them, and the interpreter of `tests/ptx` runs what it makes.
+//! The kernels as executed PTX: NVRTC compiles them, as at a start on a GPU machine, and the interpreter of `tests/ptx`
+//! runs what it makes.
 //!
-//! nvcc is in the same pip environment as NVRTC, whose folder `PAGETIDE_TEST_NVRTC` names
-//! (`scripts/compile-kernels.sh`).
+//! `PAGETIDE_TEST_NVRTC` names NVRTC's folder. nvcc is in the same pip environment (`scripts/compile-kernels.sh`).
 
 use super::compile::{Compiling, texts};
+use cudarc::nvrtc::{CompileError, CompileOptions, compile_ptx_with_opts};
 use pagetide::backend::cuda::device::{DeviceError, DeviceInfo, DeviceResult, Grid, ModuleSource};
+use pagetide::backend::cuda::driver::{DriverOptions, NEWEST_CUDA, open_nvrtc};
 use ptx_interpreter::counters::Counters;
 use ptx_interpreter::{GpuOptions, GridLaunch, Module, PtxError, VirtualGpu};
 use std::collections::HashMap;
@@ -53,7 +55,7 @@ pub fn asked_for() -> Option<Architecture> {
     }
 }
 
-/// The compiler; `None` if `PAGETIDE_TEST_NVRTC` is not set.
+/// nvcc; `None` if `PAGETIDE_TEST_NVRTC` is not set.
 pub fn nvcc() -> Option<PathBuf> {
     let folder = PathBuf::from(std::env::var_os("PAGETIDE_TEST_NVRTC")?);
     let nvcc = folder.join("../bin/nvcc");
@@ -61,12 +63,25 @@ pub fn nvcc() -> Option<PathBuf> {
     Some(nvcc)
 }
 
+/// What makes PTX of a kernel.
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+pub enum PtxCompiler {
+    /// The compiler of a start on a GPU machine. It takes less time than nvcc.
+    Nvrtc,
+    /// Keeps more instructions in the line that they come from.
+    Nvcc,
+}
+
 /// The PTX of a module of the kernels in `root`. It is compiled if it does not exist yet.
-pub fn compiled(root: &Path, source: &ModuleSource, architecture: Architecture) -> DeviceResult<PathBuf> {
-    let nvcc = nvcc().ok_or(DeviceError::Other("executed PTX needs PAGETIDE_TEST_NVRTC".into()))?;
+pub fn compiled(
+    root: &Path,
+    source: &ModuleSource,
+    architecture: Architecture,
+    compiler: PtxCompiler,
+) -> DeviceResult<PathBuf> {
     let defines: Vec<String> = source.defines.iter().map(|(name, value)| format!("-D{name}={value}")).collect();
     let mut hasher = DefaultHasher::new();
-    (source.file, &defines, architecture.name(), texts(root, source.file)).hash(&mut hasher);
+    (source.file, &defines, architecture.name(), compiler, texts(root, source.file)).hash(&mut hasher);
     let name = source.file.trim_end_matches(".cu");
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{:016x}.ptx", hasher.finish()));
     let _compiling = Compiling::begin(&path);
@@ -74,28 +89,81 @@ pub fn compiled(root: &Path, source: &ModuleSource, architecture: Architecture) 
         return Ok(path);
     }
     let unfinished = path.with_extension(format!("{}.tmp", std::process::id()));
-    let output = Command::new(&nvcc)
-        // The lines name files as the repository does.
-        .current_dir(root)
-        .args(["-ptx", "-lineinfo", "-std=c++17", &format!("-arch={}", architecture.name())])
-        .args(&defines)
-        .arg("-o")
-        .arg(&unfinished)
-        .arg(source.file)
-        .output()
-        .map_err(|error| DeviceError::Other(format!("{}: {error}", nvcc.display())))?;
-    if !output.status.success() {
-        let log = String::from_utf8_lossy(&output.stderr).into_owned();
-        return Err(DeviceError::Compile { file: name.into(), arch: architecture.name().into(), log });
+    let failed = |log| DeviceError::Compile { file: name.into(), arch: architecture.name().into(), log };
+    match compiler {
+        PtxCompiler::Nvrtc => {
+            let ptx = compile_with_nvrtc(root, source.file, defines, architecture)?.map_err(failed)?;
+            fs::write(&unfinished, ptx).map_err(|error| DeviceError::Other(error.to_string()))?;
+        }
+        PtxCompiler::Nvcc => {
+            compile_with_nvcc(root, source.file, &defines, architecture, &unfinished)?.map_err(failed)?;
+        }
     }
     fs::rename(&unfinished, &path).map_err(|error| DeviceError::Other(error.to_string()))?;
     Ok(path)
 }
 
+/// Returns the PTX, or the compiler's messages.
+fn compile_with_nvrtc(
+    root: &Path,
+    file: &str,
+    mut options: Vec<String>,
+    architecture: Architecture,
+) -> DeviceResult<Result<String, String>> {
+    static IS_OPEN: LazyLock<Result<(), String>> = LazyLock::new(|| {
+        let folder = std::env::var("PAGETIDE_TEST_NVRTC").map_err(|_| "executed PTX needs PAGETIDE_TEST_NVRTC")?;
+        let options = DriverOptions { cuda_library_path: vec![folder], ..DriverOptions::default() };
+        open_nvrtc(&options, NEWEST_CUDA).map(drop).map_err(|why| why.to_string())
+    });
+    IS_OPEN.clone().map_err(DeviceError::Other)?;
+    let text = fs::read_to_string(root.join(file)).map_err(|error| DeviceError::Other(format!("{file}: {error}")))?;
+    options.extend(["--std=c++17".into(), "--generate-line-info".into()]);
+    let options = CompileOptions {
+        name: Some(file.into()),
+        arch: Some(architecture.name()),
+        include_paths: vec![root.display().to_string()],
+        options,
+        ..CompileOptions::default()
+    };
+    Ok(match compile_ptx_with_opts(text, options) {
+        Ok(ptx) => Ok(ptx.to_src()),
+        Err(CompileError::CompileError { log, .. }) => Err(log.to_string_lossy().into_owned()),
+        Err(other) => Err(format!("{other:?}")),
+    })
+}
+
+/// Writes the PTX to `to`, or returns the compiler's messages.
+fn compile_with_nvcc(
+    root: &Path,
+    file: &str,
+    defines: &[String],
+    architecture: Architecture,
+    to: &Path,
+) -> DeviceResult<Result<(), String>> {
+    let nvcc = nvcc().ok_or(DeviceError::Other("executed PTX needs PAGETIDE_TEST_NVRTC".into()))?;
+    let output = Command::new(&nvcc)
+        // The lines name files as the repository does.
+        .current_dir(root)
+        .args(["-ptx", "-lineinfo", "-std=c++17", &format!("-arch={}", architecture.name())])
+        .args(defines)
+        .arg("-o")
+        .arg(to)
+        .arg(file)
+        .output()
+        .map_err(|error| DeviceError::Other(format!("{}: {error}", nvcc.display())))?;
+    let is_compiled = output.status.success();
+    Ok(if is_compiled { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).into_owned()) })
+}
+
 /// A decoded module. Tests that run at the same time share it.
-pub fn module(root: &Path, source: &ModuleSource, architecture: Architecture) -> DeviceResult<Arc<Module>> {
+pub fn module(
+    root: &Path,
+    source: &ModuleSource,
+    architecture: Architecture,
+    compiler: PtxCompiler,
+) -> DeviceResult<Arc<Module>> {
     static MODULES: LazyLock<Mutex<HashMap<PathBuf, Arc<Module>>>> = LazyLock::new(Mutex::default);
-    let path = compiled(root, source, architecture)?;
+    let path = compiled(root, source, architecture, compiler)?;
     if let Some(known) = MODULES.lock().expect("nothing panics while it holds this").get(&path) {
         return Ok(known.clone());
     }

@@ -4,7 +4,7 @@
 use super::has_nvcc;
 use crate::attention::{attend, attend_as};
 use crate::emulation::compile::kernels;
-use crate::emulation::ptx::{Architecture, compiled, module, nvcc};
+use crate::emulation::ptx::{Architecture, PtxCompiler, compiled, module, nvcc};
 use crate::emulation::{EmulatedDevice, EmulatedOptions};
 use crate::few_rows;
 use crate::quantized::multiply;
@@ -28,7 +28,7 @@ type OperationCounts = [usize; 3];
 
 /// By kernel, as the interpreter has decoded them.
 fn decoded(source: &ModuleSource, architecture: Architecture) -> BTreeMap<String, OperationCounts> {
-    let module = module(&kernels(), source, architecture).unwrap();
+    let module = module(&kernels(), source, architecture, PtxCompiler::Nvrtc).unwrap();
     let counts = module.entries().map(|program| {
         let count = |wanted: fn(&Op) -> bool| program.code.iter().filter(|instruction| wanted(&instruction.op)).count();
         let counts = [
@@ -44,7 +44,7 @@ fn decoded(source: &ModuleSource, architecture: Architecture) -> BTreeMap<String
 /// By kernel, in the machine code of the same PTX.
 fn assembled(source: &ModuleSource, architecture: Architecture) -> BTreeMap<String, OperationCounts> {
     let tools = nvcc().unwrap().with_file_name("");
-    let ptx = compiled(&kernels(), source, architecture).unwrap();
+    let ptx = compiled(&kernels(), source, architecture, PtxCompiler::Nvrtc).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let cubin = folder.path().join("module.cubin");
     let run = |tool: &str, arguments: &[&std::ffi::OsStr]| {
