@@ -33,11 +33,11 @@ interleavings:
 asan:
     .ci/run asan
 
-# Checks the program for aarch64, and its kernels in an emulator.
+# Checks the kernels for aarch64, in an emulator.
 aarch64:
     .ci/run aarch64
 
-# Compiles every CUDA kernel with NVRTC and nvcc; needs no GPU.
+# Compiles every CUDA kernel with NVRTC and checks its machine code; needs no GPU.
 kernels:
     .ci/run kernels
 

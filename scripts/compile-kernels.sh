@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Compiles every specialisation of the kernels that the shipped configurations can need, with NVRTC (as a start on a GPU
-# machine does) and with nvcc for sm_80, sm_90a and sm_100a, and checks the machine code against the rules of
+# machine does) for sm_80, sm_90a and sm_100a, and checks the machine code against the rules of
 # kernels/machine-code.toml and the figures of kernels/machine-code.csv. With --update it writes the figures. It needs
 # no GPU: the compilers are pip's wheels, in a Python environment that is kept until their list changes.
 #
@@ -24,7 +24,7 @@ fi
 cuda=$(cd "$venv"/lib/python3*/site-packages/nvidia/cu13 && pwd)
 
 PAGETIDE_TEST_NVRTC="$cuda/lib" cargo test --locked --test kernel_compile
-# Runs what nvcc makes of the kernels: docs/ptx.md.
+# Runs what NVRTC makes of the kernels: docs/ptx.md.
 PAGETIDE_TEST_NVRTC="$cuda/lib" cargo test --locked --test cuda ptx::
 python3 scripts/test_compile_kernels.py "$cuda/bin/nvcc"
 python3 scripts/compile-kernels.py "$cuda/bin/nvcc" "${update[@]}"

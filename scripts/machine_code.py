@@ -2,11 +2,13 @@
 multiprocessor."""
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 SECTION = re.compile(r"^\s*\.section\s+(\S+?),")
 NUMBER = re.compile(r"\.word\s+(0x[0-9a-f]+)")
+FUNCTION = re.compile(r"\.word\s+index@\((\w+)\)")
+ZERO_BYTES = re.compile(r"^\s*\.zero\s+(\d+)")
 LABEL = re.compile(r"^(\.L_\w+):")
 INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*(?:\.[A-Z0-9_]+)*)(.*)")
 TARGET = re.compile(r"`\((\.L_\w+)\)")
@@ -36,24 +38,6 @@ class Kernel:
     cas_loops: int = 0
 
 
-def read_ptxas(log):
-    """Registers and memory of each kernel, as `-Xptxas -v` prints them: {name: Kernel}."""
-    kernels = {}
-    kernel = None
-    for line in log.splitlines():
-        if match := re.search(r"Compiling entry function '(\w+)'", line):
-            kernel = kernels[match[1]] = Kernel()
-        elif kernel is None:
-            continue
-        elif match := re.search(r"(\d+) bytes stack frame", line):
-            kernel.stack_bytes = int(match[1])
-        elif match := re.search(r"Used (\d+) registers", line):
-            kernel.registers = int(match[1])
-            if match := re.search(r"(\d+) bytes smem", line):
-                kernel.static_shared_bytes = int(match[1])
-    return kernels
-
-
 def count_cas_loops(instructions, labels):
     """How many compare-and-swaps lie in a loop: between a label and a branch back to it."""
     loops = [
@@ -68,20 +52,33 @@ def count_cas_loops(instructions, labels):
     )
 
 
-def read_sass(text, kernels):
-    """Adds to `kernels` what the text of `nvdisasm CUBIN` says of each."""
-    section, attribute = "", ""
-    code = {name: ([], {}) for name in kernels}
+def read_sass(text, arch):
+    """The kernels of a cubin, from what `nvdisasm CUBIN` prints: {name: Kernel}."""
+    section, attribute, of_kernel = "", "", ""
+    kernels, code = defaultdict(Kernel), {}
     for line in text.splitlines():
         if match := SECTION.match(line):
             section, attribute = match[1], ""
+            if section.startswith(".text."):
+                code[section.removeprefix(".text.")] = ([], {})
         elif "nvinfo : " in line:
             attribute = line.rsplit(" ", 1)[1]
+        elif section == ".nv.info" and attribute in ("EIATTR_REGCOUNT", "EIATTR_FRAME_SIZE"):
+            # Pairs of a function and a number.
+            if match := FUNCTION.search(line):
+                of_kernel = match[1]
+            elif match := NUMBER.search(line):
+                field = "registers" if attribute == "EIATTR_REGCOUNT" else "stack_bytes"
+                setattr(kernels[of_kernel], field, int(match[1], 16))
         elif section.startswith(".nv.info.") and attribute == "EIATTR_MAX_THREADS":
             # The first of three numbers; blocks have one dimension.
             if match := NUMBER.search(line):
                 kernels[section.removeprefix(".nv.info.")].threads = int(match[1], 16)
                 attribute = ""
+        elif section.startswith(".nv.shared.") and (match := ZERO_BYTES.match(line)):
+            # From sm_90 on the system's part is counted too.
+            of_system = 0 if arch == "sm_80" else SYSTEM_SHARED_BYTES
+            kernels[section.removeprefix(".nv.shared.")].static_shared_bytes = max(int(match[1]) - of_system, 0)
         elif section.startswith(".text."):
             instructions, labels = code[section.removeprefix(".text.")]
             if match := LABEL.match(line):
@@ -89,15 +86,16 @@ def read_sass(text, kernels):
             elif match := INSTRUCTION.match(line):
                 instructions.append((match[1], match[2]))
     for name, (instructions, labels) in code.items():
-        if not instructions:
-            raise ValueError(f"nvdisasm shows no code of {name}")
+        kernel = kernels[name]
+        if not instructions or kernel.registers == 0:
+            raise ValueError(f"nvdisasm shows no code of {name}, or not its registers")
         opcodes = Counter(opcode for opcode, _ in instructions)
         count = lambda pattern: sum(n for opcode, n in opcodes.items() if pattern.match(opcode))
-        kernel = kernels[name]
         kernel.async_copies = count(ASYNC_COPY)
         kernel.tensor_core_ops = count(TENSOR_CORES)
         kernel.local_accesses = count(LOCAL_MEMORY)
         kernel.cas_loops = count_cas_loops(instructions, labels)
+    return {name: kernels[name] for name in code}
 
 
 # Shared memory of a multiprocessor, of which a block can have 1 KiB less ("Technical Specifications per Compute

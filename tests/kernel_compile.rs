@@ -14,7 +14,7 @@ use pagetide_backend::cuda::{CudaOptions, FewRowsUse, WeightTiles, module_source
 use pagetide_backend::{CodeType, DType, KvDType, KvLayout};
 use serde_json::json;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Mutex;
 
 const HEAD_DIMS: [usize; 5] = [64, 80, 96, 128, 256];
 /// Query heads of a KV head.
@@ -166,18 +166,28 @@ fn has_nvrtc() -> bool {
     }
 }
 
-/// nvcc compiles the same list: see `scripts/compile-kernels.py`.
+/// Writes the list of specialisations, with their machine code, for `scripts/compile-kernels.py`.
+fn write_list(list: &[(usize, Specialisation, Vec<u8>)]) {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let cubins = folder.join("cubins");
+    let _ = std::fs::remove_dir_all(&cubins);
+    std::fs::create_dir(&cubins).unwrap();
+    let entry = |(place, specialisation, cubin): &(usize, Specialisation, Vec<u8>)| {
+        let Specialisation { arch, source, shared_bytes } = specialisation;
+        let defines: Vec<String> = source.defines.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let shared_bytes: serde_json::Map<_, _> =
+            shared_bytes.iter().map(|(kernel, bytes)| (kernel.to_string(), (*bytes).into())).collect();
+        let path = cubins.join(format!("{place}.cubin"));
+        std::fs::write(&path, cubin).unwrap();
+        json!({"arch": arch, "file": source.file, "defines": defines, "shared_bytes": shared_bytes, "cubin": path})
+    };
+    let entries: Vec<_> = list.iter().map(entry).collect();
+    std::fs::write(folder.join("specialisations.json"), serde_json::to_string_pretty(&entries).unwrap()).unwrap();
+}
+
 #[test]
-fn the_list_of_specialisations_is_written_for_nvcc() {
-    let list: Vec<_> = specialisations()
-        .into_iter()
-        .map(|Specialisation { arch, source, shared_bytes }| {
-            let defines: Vec<String> = source.defines.iter().map(|(name, value)| format!("{name}={value}")).collect();
-            let shared_bytes: serde_json::Map<_, _> =
-                shared_bytes.into_iter().map(|(kernel, bytes)| (kernel.to_string(), bytes.into())).collect();
-            json!({"arch": arch, "file": source.file, "defines": defines, "shared_bytes": shared_bytes})
-        })
-        .collect();
+fn every_file_is_specialised_for_every_architecture() {
+    let list = specialisations();
     for file in [
         "attention.cu",
         "attention_rows.cu",
@@ -191,11 +201,9 @@ fn the_list_of_specialisations_is_written_for_nvcc() {
         "transfers.cu",
     ] {
         for arch in ["sm_80", "sm_90a", "sm_100a"] {
-            assert!(list.iter().any(|entry| entry["file"] == file && entry["arch"] == arch), "{file}, {arch}");
+            assert!(list.iter().any(|entry| entry.source.file == file && entry.arch == arch), "{file}, {arch}");
         }
     }
-    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("specialisations.json");
-    std::fs::write(path, serde_json::to_string_pretty(&list).unwrap()).unwrap();
 }
 
 #[test]
@@ -203,17 +211,27 @@ fn every_specialisation_compiles_without_a_warning() {
     if !has_nvrtc() {
         return;
     }
-    let list = specialisations();
-    let next = AtomicUsize::new(0);
+    let left = Mutex::new(specialisations().into_iter().enumerate());
     let work = || {
-        while let Some(Specialisation { arch, source, .. }) = list.get(next.fetch_add(1, Ordering::Relaxed)) {
+        let mut done = Vec::new();
+        loop {
+            let next = left.lock().expect("nothing panics while it holds this").next();
+            let Some((place, specialisation)) = next else { break done };
+            let Specialisation { arch, source, .. } = &specialisation;
             let cubin = compiler::compile(source, arch).unwrap_or_else(|error| panic!("{source:?}: {error}"));
             assert!(cubin.bytes.starts_with(b"\x7fELF"), "{source:?}: machine code");
+            // ptxas also says here if it makes products of warp groups wait for each other.
             assert_eq!(cubin.log, "", "{source:?}");
+            done.push((place, specialisation, cubin.bytes));
         }
     };
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
+    let mut list: Vec<_> = std::thread::scope(|scope| {
+        let working: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        working.into_iter().flat_map(|thread| thread.join().expect("all compile")).collect()
+    });
+    list.sort_by_key(|(place, ..)| *place);
+    write_list(&list);
     println!("{} modules compiled", list.len());
 }
 
