@@ -8,7 +8,7 @@
 #     scripts/gpu-check.sh          on the GPU machine: the first call. It needs what `pack` made, bash and coreutils.
 #     scripts/gpu-check.sh more     the second call: peers (with torch), pressure (with Python), block sizes, HTTP load
 #     scripts/gpu-check.sh dry      both calls without a GPU, on the emulation and the CPU, with the programs of `cargo
-#                                   build` and `cargo test`
+#                                   test`
 #
 # $OUT is the folder of the results (default target/gpu-check-results), $GPU_CHECK_SECONDS the limit of a call (600).
 set -uo pipefail
@@ -52,9 +52,9 @@ mkdir -p "$out"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 if [ "$mode" = dry ]; then
-    cargo build --locked --bin pagetide
-    ln -s "$PWD/target/debug/pagetide" "$work/pagetide"
+    # This makes the program too. `cargo build` would compile much of it again, with other features of the libraries.
     ln -s "$(test_program)" "$work/cuda-tests"
+    ln -s "$PWD/target/debug/pagetide" "$work/pagetide"
 elif [ -f "$packed/pagetide.gz" ]; then
     for program in pagetide cuda-tests; do
         gunzip <"$packed/$program.gz" >"$work/$program"
