@@ -1,18 +1,29 @@
 #!/usr/bin/env bash
-# Runs the tests of tests/cuda, from single kernels to whole models and exact resume, on executed PTX: nvcc compiles the
-# kernels for sm_80 and sm_90a, and the interpreter of tests/ptx runs them and looks for races (docs/ptx.md). No GPU is
-# needed. What nvcc makes is kept in target/tmp for the next run.
+# Runs the tests of tests/cuda, from single kernels to whole models and exact resume, on executed PTX: NVRTC compiles the
+# kernels, and the interpreter of tests/ptx runs them and looks for races (docs/ptx.md). No GPU is needed. What NVRTC
+# makes is kept in target/tmp for the next run. For sm_90a all tests run; for sm_80 those of attention, whose tiles and
+# kernels are other ones there, and with --all the others too.
 #
-#     scripts/test-ptx.sh [FOLDER OF THE ENVIRONMENT THAT compile-kernels.sh MAKES] [ARGUMENTS OF THE TESTS]
+#     scripts/test-ptx.sh [--all] [FOLDER OF THE ENVIRONMENT THAT compile-kernels.sh MAKES] [ARGUMENTS OF THE TESTS]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+# A test that runs on both architectures by itself is left to sm_90a.
+on_sm_80=(attention:: kv_codes:: --skip sums_do_not_drift)
+if [ "${1:-}" = --all ]; then
+    on_sm_80=()
+    shift
+fi
 venv=${1:-target/ci/cuda-venv}
 PAGETIDE_TEST_NVRTC=$(cd "$venv"/lib/python3*/site-packages/nvidia/cu13/lib && pwd)
 export PAGETIDE_TEST_NVRTC
 cargo test --locked --test cuda --no-run
-for arch in sm_80 sm_90a; do
+# The module `ptx` compares both architectures itself.
+run() {
+    local arch=$1
+    shift
     echo "-- $arch (after $SECONDS s)"
-    # The module `ptx` compares both architectures itself.
-    PAGETIDE_TEST_DEVICE=ptx-$arch cargo test --quiet --locked --test cuda -- --skip ptx:: "${@:2}"
-done
+    PAGETIDE_TEST_DEVICE=ptx-$arch cargo test --quiet --locked --test cuda -- --skip ptx:: "$@"
+}
+run sm_80 "${on_sm_80[@]}" "${@:2}"
+run sm_90a "${@:2}"

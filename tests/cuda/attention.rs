@@ -334,7 +334,9 @@ fn both_kernels_give_the_same_bits() {
             bits(&in_steps(&device, (shape, codes), &numbers, &[&[prefix], steps].concat()))
         };
         let whole = run(device(0), &[24]);
-        for steps in [vec![1; 24], vec![4, 1, 16, 3]] {
+        // The interpreter of PTX is slow: it gets just the steps that cross the edge of the segment.
+        let [by_token, mixed, few] = [vec![1; 24], vec![4, 1, 16, 3], vec![4, 1, 1, 1, 17]];
+        for steps in if executes_ptx() { vec![few] } else { vec![by_token, mixed] } {
             assert_eq!(run(device(0), &steps), whole, "{shape:?} in steps of {steps:?}");
         }
         if on_gpu() || executes_ptx() {
