@@ -1,7 +1,7 @@
 //! The prefill kernel on warp groups, which a device of compute capability 9.0 has for heads of 64 and 128.
 
 use super::*;
-use crate::emulation::ptx::asked_for;
+use crate::emulation::ptx::{Architecture, asked_for};
 use crate::support::{breaks, on_emulation};
 
 fn case(dtype: DType, shape: AttentionShape, block_size: usize, seqs: &[(usize, usize)], seed: u64) -> Case {
