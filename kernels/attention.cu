@@ -2,7 +2,9 @@
 //
 // Both kernels take their work from a list that the host makes (`AttentionItem`): a chunk of a sequence's keys and a
 // tile of query rows, small in the decode kernel and large in the prefill kernel. Chunks are merged by the thread block
-// that finishes last (`attention_merge.cuh`).
+// that finishes last (`attention_merge.cuh`). A tile of the decode kernel may have rows of several sequences, whose
+// chunk is in the same blocks: the rows of a product do not depend on each other, so each has the bits that it has
+// alone.
 //
 // Specialised further by
 //   KV_TILE            tokens of K and V that a thread block holds at a time
@@ -111,12 +113,11 @@ KERNEL_OCCUPANCY(THREADS, 2, attention_prefill, AttentionParams) {
     }
 }
 
-// --- decode: tiles of up to 16 query rows, such as the heads of a sequence's one new token
+// --- decode: tiles of up to 16 query rows, such as the heads of a sequence's one new token, or of several sequences'
 //
 // The warps of a thread block share a tile of K and V. Each computes the scores and weights of a slice of its tokens,
 // and then some columns of the output over all slices.
 
-constexpr int DECODE_ROWS = 16;
 constexpr int SLICE = 16;
 constexpr int SLICES = KV_TILE / SLICE;
 static_assert(KV_TILE % SLICE == 0 && SLICES <= WARPS, "a slice for each warp");
@@ -146,8 +147,9 @@ __device__ __forceinline__ void decode_unit(const AttentionParams& p, const Atte
     const uint32_t* table = batch_words(p.batch, p.batch->block_tables) + item.first_block;
     const kv_element* k_head = head_start(p, 0, unit.kv_head);
     const kv_element* v_head = head_start(p, 1, unit.kv_head);
+    // A shared item has first position 0, so no window hides a key of it.
     const uint32_t all_see_from = first_visible(p, item.first_position + item.num_tokens - 1);
-    const uint32_t all_see_to = item.first_position + 1;
+    const uint32_t all_see_to = is_shared<DECODE_ROWS>(item) ? item.end_key : item.first_position + 1;
     load_queries<DECODE_ROWS>(q, p, unit);
     const auto load_q = [&](uint32_t(&a)[4], int row_tile, int d) { load_left(a, q, row_tile, d); };
     const auto load_stage = [&](int stage, uint32_t first) {
@@ -265,7 +267,9 @@ __device__ __forceinline__ void decode_unit(const AttentionParams& p, const Atte
     finish_sums(rows);
     const auto column_of = [=](int n) { return (n / 2 * WARPS + warp) * 16 + n % 2 * 8 + lane % 4 * 2; };
     write_rows<DECODE_ROWS>(p, unit, lane / 4, rows, o, column_of, warp == 0 && lane % 4 == 0);
-    if (item.num_chunks > 1) {
+    if (is_shared<DECODE_ROWS>(item)) {
+        merge_members<DECODE_ROWS>(p, unit, reinterpret_cast<uint32_t*>(shared));
+    } else if (item.num_chunks > 1) {
         merge_chunks<DECODE_ROWS>(p, unit, reinterpret_cast<uint32_t*>(shared));
     }
     __syncthreads();  // no thread reads shared memory any more

@@ -25,6 +25,8 @@ struct AttentionParams {
 
 constexpr int WARPS = 4;
 constexpr int THREADS = WARPS * WARP_SIZE;
+// Query rows of a thread block of the decode kernel.
+constexpr int DECODE_ROWS = 16;
 
 // How the query rows of `ROWS` rows of a matrix are arranged: TOKENS tokens of HEADS heads each. The host plans with
 // the same TOKENS.
@@ -34,6 +36,8 @@ template <int ROWS> struct Tiling {
     static constexpr int TILES_PER_GROUP = (GROUP + HEADS - 1) / HEADS;
     // Parts of all heads: thread blocks of an item of the work list.
     static constexpr int HEAD_TILES = NUM_KV_HEADS * TILES_PER_GROUP;
+    // Whether items may be shared: the decode kernel's, if a tile has room for several tokens.
+    static constexpr bool SHARES = ROWS == DECODE_ROWS && TOKENS > 1;
 };
 
 // What a thread block works on: an item of the work list, for some heads.
@@ -57,6 +61,26 @@ __device__ __forceinline__ AttentionUnit attention_unit(const AttentionParams& p
         kv_head * GROUP + head_in_group,
         min(uint32_t(Tile::HEADS), GROUP - head_in_group),
     };
+}
+
+// Whether the tokens of an item are of several sequences.
+template <int ROWS> __device__ __forceinline__ bool is_shared(const AttentionItem& item) {
+    return Tiling<ROWS>::SHARES && item.first_member != NONE;
+}
+
+// Where a token of an item is in the batch, and where the result of the item's chunk is, counted in tokens. The token
+// has so many chunks.
+struct TokenPlace {
+    uint32_t row, partial, num_chunks;
+};
+
+template <int ROWS>
+__device__ __forceinline__ TokenPlace token_place(const AttentionParams& p, const AttentionItem& item, uint32_t token) {
+    if (is_shared<ROWS>(item)) {
+        const AttentionMember& member = attention_member(p.batch, item.first_member + token);
+        return {member.row, member.first_partial + item.chunk - member.first_chunk, member.num_chunks};
+    }
+    return {item.first_row + token, item.first_partial + item.chunk * item.num_tokens + token, item.num_chunks};
 }
 
 // Elements from one row to the next in shared memory: an odd number of 16-byte chunks, so that eight rows of a matrix
@@ -131,7 +155,8 @@ template <int ROWS>
 __device__ __forceinline__ QueryRow query_row(const AttentionParams& p, const AttentionUnit& unit, uint32_t row) {
     const uint32_t token = row / Tiling<ROWS>::HEADS, head = row % Tiling<ROWS>::HEADS;
     const bool valid = token < unit.item.num_tokens && head < unit.num_heads;
-    const uint64_t start = uint64_t(unit.item.first_row + token) * QKV_COLS + (unit.first_head + head) * HEAD_DIM;
+    const uint64_t row_of_token = valid ? token_place<ROWS>(p, unit.item, token).row : 0;
+    const uint64_t start = row_of_token * QKV_COLS + (unit.first_head + head) * HEAD_DIM;
     return {p.qkv + (valid ? start : 0), valid};
 }
 

@@ -133,36 +133,110 @@ __device__ __forceinline__ void merge_results(const AttentionParams& p, const At
     }
 }
 
+// A chunk's segment among those of a tile whose first chunk is `first_chunk` of its sequence. That may be in the middle
+// of a segment.
+struct ChunkSegment {
+    uint32_t skipped, num_segments;
+    // The chunks of the tile that are in it.
+    uint32_t start, count;
+
+    __device__ __forceinline__ ChunkSegment(uint32_t chunk, uint32_t num_chunks, uint32_t first_chunk)
+        : skipped(first_chunk % SEGMENT), num_segments(ceil_div(skipped + num_chunks, SEGMENT)) {
+        const uint32_t segment = (skipped + chunk) / SEGMENT;
+        start = start_of(segment);
+        count = min(start_of(segment + 1), num_chunks) - start;
+    }
+
+    __device__ __forceinline__ uint32_t start_of(uint32_t segment) const {
+        return segment == 0 ? 0 : segment * SEGMENT - skipped;
+    }
+};
+
+// Each token of a partial has two counters: of the segment that starts there, and of the tile.
+template <int ROWS>
+__device__ __forceinline__ uint32_t* arrivals_of(const AttentionParams& p, uint32_t token, uint32_t head_tile,
+                                                 uint32_t level) {
+    return p.arrivals + (uint64_t(token) * Tiling<ROWS>::HEAD_TILES + head_tile) * 2 + level;
+}
+
 // Merges the chunks of a unit's tile if this thread block is the last to arrive. It has written its own chunk's
 // results. `shared` is a word that no thread uses.
 template <int ROWS, class Team = AllThreads>
 __device__ __forceinline__ void merge_chunks(const AttentionParams& p, const AttentionUnit& unit, uint32_t* shared) {
     const AttentionItem& item = unit.item;
-    // The tile's first chunk may be in the middle of a segment.
-    const uint32_t skipped = item.first_chunk % SEGMENT;
-    const auto start_of = [=](uint32_t segment) { return segment == 0 ? 0 : segment * SEGMENT - skipped; };
-    const uint32_t num_segments = ceil_div(skipped + item.num_chunks, SEGMENT);
-    const uint32_t segment = (skipped + item.chunk) / SEGMENT;
-    const uint32_t start = start_of(segment), count = min(start_of(segment + 1), item.num_chunks) - start;
-    // Two counters for each token of a partial: of the segment that starts there, and of the tile.
+    const ChunkSegment segment(item.chunk, item.num_chunks, item.first_chunk);
     const auto counter = [&](uint32_t chunk, uint32_t level) {
-        const uint32_t token = item.first_partial + chunk * item.num_tokens;
-        return p.arrivals + (uint64_t(token) * Tiling<ROWS>::HEAD_TILES + unit.head_tile) * 2 + level;
+        return arrivals_of<ROWS>(p, item.first_partial + chunk * item.num_tokens, unit.head_tile, level);
     };
-    if (!is_last_to_arrive<Team>(counter(start, 0), count, shared)) {
+    if (!is_last_to_arrive<Team>(counter(segment.start, 0), segment.count, shared)) {
         return;
     }
-    const auto chunk_token = [&](uint32_t index) { return (start + index) * item.num_tokens; };
-    merge_results<ROWS, Team>(p, unit, count, OF_CHUNK, num_segments == 1, chunk_token);
-    if (num_segments == 1 || !is_last_to_arrive<Team>(counter(0, 1), num_segments, shared)) {
+    const auto chunk_token = [&](uint32_t index) { return (segment.start + index) * item.num_tokens; };
+    merge_results<ROWS, Team>(p, unit, segment.count, OF_CHUNK, segment.num_segments == 1, chunk_token);
+    if (segment.num_segments == 1 || !is_last_to_arrive<Team>(counter(0, 1), segment.num_segments, shared)) {
         return;
     }
-    const auto segment_token = [&](uint32_t index) { return start_of(index) * item.num_tokens; };
-    merge_results<ROWS, Team>(p, unit, num_segments, OF_SEGMENT, true, segment_token);
+    const auto segment_token = [&](uint32_t index) { return segment.start_of(index) * item.num_tokens; };
+    merge_results<ROWS, Team>(p, unit, segment.num_segments, OF_SEGMENT, true, segment_token);
 }
 
-// Writes a chunk's results of rows `row` and `row + 8`, or their output if the tile has only one chunk. `o` are columns
-// `column_of(n)` and the next one. One of the threads that have a row's columns writes its maximum and sum.
+// The same for a shared item: merges the chunks of each member for which this thread block is the last to arrive. The
+// members' arrivals are counted at the same time, each by a thread of its own. `shared` are words that no thread uses,
+// one for each member.
+template <int ROWS>
+__device__ __forceinline__ void merge_members(const AttentionParams& p, const AttentionUnit& unit, uint32_t* shared) {
+    const AttentionItem& item = unit.item;
+    const auto member_at = [&](uint32_t index) { return attention_member(p.batch, item.first_member + index); };
+    const auto segment_of = [&](const AttentionMember& member) {
+        return ChunkSegment(item.chunk - member.first_chunk, member.num_chunks, member.first_chunk);
+    };
+    bool arrives = threadIdx.x < item.num_tokens;
+#pragma unroll 1
+    for (uint32_t level = 0; level < 2; level++) {
+        __syncthreads();  // this level's results are written, and no thread reads the words
+        if (threadIdx.x < item.num_tokens) {
+            bool is_last = false;
+            if (arrives) {
+                const AttentionMember member = member_at(threadIdx.x);
+                const ChunkSegment segment = segment_of(member);
+                const uint32_t expected = level == 0 ? segment.count : segment.num_segments;
+                const uint32_t token = member.first_partial + (level == 0 ? segment.start : 0);
+                // Releases and acquires as in `is_last_to_arrive`.
+                __threadfence();
+                is_last = atomicInc(arrivals_of<ROWS>(p, token, unit.head_tile, level), expected - 1) == expected - 1;
+                __threadfence();
+                arrives = is_last && segment.num_segments > 1;
+            }
+            shared[threadIdx.x] = is_last;
+        }
+        __syncthreads();  // the words are there
+        bool goes_on = false;
+#pragma unroll 1
+        for (uint32_t index = 0; index < item.num_tokens; index++) {
+            if (shared[index] == 0) {
+                continue;
+            }
+            const AttentionMember member = member_at(index);
+            const ChunkSegment segment = segment_of(member);
+            // As if the member had an item of its own.
+            AttentionUnit alone = unit;
+            alone.item.first_row = member.row;
+            alone.item.first_partial = member.first_partial;
+            alone.item.num_tokens = 1;
+            const auto token_of = [&](uint32_t of) { return level == 0 ? segment.start + of : segment.start_of(of); };
+            const bool is_one = segment.num_segments == 1;
+            merge_results<ROWS, AllThreads>(p, alone, level == 0 ? segment.count : segment.num_segments,
+                                            level == 0 ? OF_CHUNK : OF_SEGMENT, level == 1 || is_one, token_of);
+            goes_on = goes_on || !is_one;
+        }
+        if (!goes_on) {
+            return;
+        }
+    }
+}
+
+// Writes a chunk's results of rows `row` and `row + 8`, or the output of a token that has only one chunk. `o` are
+// columns `column_of(n)` and the next one. One of the threads that have a row's columns writes its maximum and sum.
 template <int ROWS, int COLUMNS, class ColumnOf>
 __device__ __forceinline__ void write_rows(const AttentionParams& p, const AttentionUnit& unit, uint32_t row,
                                            const SoftmaxRows& rows, const float (&o)[COLUMNS][4],
@@ -174,9 +248,10 @@ __device__ __forceinline__ void write_rows(const AttentionParams& p, const Atten
         if (token >= item.num_tokens || head >= unit.num_heads) {
             continue;
         }
-        if (item.num_chunks == 1) {
+        const TokenPlace place = token_place<ROWS>(p, item, token);
+        if (place.num_chunks == 1) {
             const float factor = 1.0f / rows.sum[half];
-            scalar* out = out_of(p, item.first_row + token, unit.first_head + head);
+            scalar* out = out_of(p, place.row, unit.first_head + head);
 #pragma unroll
             for (int n = 0; n < COLUMNS; n++) {
                 const float left = normalised(o[n][2 * half], factor), right = normalised(o[n][2 * half + 1], factor);
@@ -186,8 +261,7 @@ __device__ __forceinline__ void write_rows(const AttentionParams& p, const Atten
             }
             continue;
         }
-        float* partial =
-            partial_of(p, item.first_partial + item.chunk * item.num_tokens + token, unit.first_head + head);
+        float* partial = partial_of(p, place.partial, unit.first_head + head);
 #pragma unroll
         for (int n = 0; n < COLUMNS; n++) {
             const Vec<float, 2> pair = {{o[n][2 * half], o[n][2 * half + 1]}};

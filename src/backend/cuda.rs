@@ -224,6 +224,11 @@ impl CudaBackend {
         self.attention.arrivals()
     }
 
+    /// The attention of the step that was begun last.
+    pub fn attention_plan(&self) -> &AttentionPlan {
+        &self.step.attention
+    }
+
     /// The memory of the device pool.
     pub fn kv_pool(&self) -> Option<&DeviceBuffer> {
         self.kv.as_ref().map(CudaKvPools::on_device)
@@ -416,8 +421,9 @@ impl Backend for CudaBackend {
     }
 
     fn begin(&mut self, batch: &Batch) {
+        let mut attention = std::mem::take(&mut self.step.attention);
         if self.only_records {
-            let attention = self.attention.plan(batch);
+            self.attention.plan(batch, &mut attention);
             let key = self.graph_key(batch).expect("it is of a kind that is replayed");
             self.step = EnqueuedStep {
                 num_rows: key.num_rows,
@@ -428,7 +434,7 @@ impl Backend for CudaBackend {
             return;
         }
         must(self.kv().begin_step(batch));
-        let attention = self.attention.plan(batch);
+        self.attention.plan(batch, &mut attention);
         let graph = self.graph_key(batch);
         let (input, has_moved) = must(self.input.write(batch, &attention));
         if has_moved {

@@ -15,6 +15,7 @@ fn every_figure_is_measured() {
     let sizes = Sizes {
         heads: (2, 1, 16),
         decodes: vec![(3, 40), (1, 70)],
+        shared_prefixes: vec![(3, 600, 550)],
         prefill: 40,
         on_prefixes: vec![(60, 5)],
         copy_bytes: 1 << 20,
@@ -34,7 +35,8 @@ fn every_figure_is_measured() {
     let has = |part: &str| figures.iter().filter(|figure| figure.measure.contains(part)).count();
     assert_eq!(has("copy"), 3);
     for (part, times) in [
-        ("decode attention", 4),
+        ("decode attention", 8),
+        ("a common prefix of 550", 2),
         ("prefill attention", 4),
         ("kernels for few rows", 2),
         ("cuBLASLt", 2),

@@ -5,6 +5,7 @@ mod counters;
 mod speed;
 
 use crate::attention::hopper::{check_chunks_of_warp_groups, check_warp_groups};
+use crate::attention::shared::check_prefixes;
 use crate::attention::{attend, check_long, check_tiles};
 use crate::emulation::compile::kernels;
 use crate::emulation::ptx::{Architecture, nvcc};
@@ -37,6 +38,7 @@ fn attention_runs_as_ptx() {
         };
         check_tiles(&device);
         check_long(&device);
+        check_prefixes(&device);
     }
     let device = |_| -> Rc<dyn Device> { Rc::new(EmulatedDevice::new(options(Architecture::Sm90a))) };
     check_warp_groups(&device);
@@ -129,6 +131,28 @@ fn broken_kernels_are_found_with_their_line() {
         });
         let failure = failure.unwrap_or_else(|| panic!("nobody notices {to:?} in {file}"));
         assert!(wanted.iter().all(|part| failure.contains(part)), "{to:?}: {failure}");
+    });
+}
+
+/// Chunks that several sequences share.
+#[test]
+fn broken_merges_of_members_are_found_with_their_line() {
+    if !has_nvcc() {
+        return;
+    }
+    let breakages = [
+        // Warps write results while another thread block may read them.
+        "        __syncthreads();  // this level's results are written, and no thread reads the words\n",
+        // Other thread blocks may not see the results of a chunk that has arrived.
+        "                __threadfence();\n",
+        // Threads read whether a member is complete before another one has written it.
+        "        __syncthreads();  // the words are there\n",
+    ];
+    parallel(0..breakages.len() as u64, |i| {
+        let (file, from) = ("include/attention_merge.cuh", breakages[i as usize]);
+        let failure = failure_of_broken(file, from, "", &options(Architecture::Sm80), |device| check_prefixes(device));
+        let failure = failure.unwrap_or_else(|| panic!("nobody notices that {from:?} is missing"));
+        assert!(failure.contains("race") && failure.contains(&format!("{file}:")), "{from:?}: {failure}");
     });
 }
 

@@ -1,10 +1,12 @@
 //! Attention's kernels (`kernels/attention.cu`, `kernels/attention_hopper.cu`, `kernels/attention_rows.cu`) and their
 //! launches.
 //!
+//! - `shared_chunks`: keys that several decodes have in the same blocks.
 //! - `tiles`: the sizes of their tiles.
 //! - `warp_groups`: the prefill kernel for compute capability 9.0.
 //! - `work_list`: which thread block computes what.
 
+mod shared_chunks;
 mod tiles;
 mod warp_groups;
 mod work_list;
@@ -20,8 +22,10 @@ use std::rc::Rc;
 pub use tiles::TileShape;
 use tiles::WARPS;
 pub use warp_groups::WarpGroupPrefill;
-use work_list::WorkRules;
-pub use work_list::{AttentionItem, AttentionKind, AttentionLaunch, AttentionList, AttentionPlan};
+pub use work_list::{
+    AttentionItem, AttentionKind, AttentionLaunch, AttentionList, AttentionMember, AttentionPlan, NO_MEMBER,
+};
+use work_list::{WorkPlanner, WorkRules};
 
 const WARP: usize = 32;
 /// Numbers of a chunk's result for a head beside the sums: two maxima and two sums of weights.
@@ -62,7 +66,7 @@ struct TiledKernels {
     prefill_shared_bytes: usize,
     decode: KernelId,
     shape: TileShape,
-    rules: WorkRules,
+    planner: WorkPlanner,
     /// Thread blocks of an item of the decode kernel.
     decode_head_tiles: usize,
     /// Thread blocks of the decode kernel that the device runs at the same time.
@@ -139,6 +143,7 @@ impl TiledKernels {
             decode_tokens: tokens(shape.decode_rows()),
             prefill_tokens: tokens(prefill_rows),
             kv_tile: shape.kv_tile,
+            block_size: options.kv.block_size,
             prefill_head_tiles: head_tiles(prefill_rows),
             resident_prefills: device.resident_blocks(prefill) as usize,
             windows: options.windows.clone(),
@@ -163,7 +168,7 @@ impl TiledKernels {
             resident_decodes: device.resident_blocks(decode) as usize,
             partials: DeviceBuffer::new(device, rules.max_partials * num_heads * (head_dim + PARTIAL_STATS) * 4)?,
             arrivals,
-            rules,
+            planner: WorkPlanner::new(rules),
         })
     }
 }
@@ -187,18 +192,23 @@ impl AttentionKernels {
     pub fn max_words(&self, options: &CudaOptions) -> usize {
         let CudaOptions { max_seqs, max_rows, max_model_len, .. } = *options;
         let items = match &self.kernels {
-            Kernels::Tiled(tiled) => tiled.rules.max_items(max_seqs, max_rows, max_model_len),
+            Kernels::Tiled(tiled) => tiled.planner.rules().max_items(max_seqs, max_rows, max_model_len),
             Kernels::Simple { .. } => max_rows.max(max_seqs),
         };
-        items * size_of::<AttentionItem>() / 4 + 2 * items.min(max_rows)
+        let members = match &self.kernels {
+            Kernels::Tiled(tiled) => tiled.planner.rules().windows.len() * max_seqs,
+            Kernels::Simple { .. } => 0,
+        };
+        let bytes = items * size_of::<AttentionItem>() + members * size_of::<AttentionMember>();
+        bytes / 4 + 2 * items.min(max_rows)
     }
 
-    /// The work lists of a batch. Those of a batch in which each sequence has one row have the same launches whatever
-    /// the sequences' lengths.
-    pub fn plan(&self, batch: &Batch) -> AttentionPlan {
-        match &self.kernels {
-            Kernels::Tiled(tiled) => tiled.rules.plan(batch),
-            Kernels::Simple { .. } => work_list::plan_rows(batch),
+    /// Replaces `plan` by the work lists of a batch. Those of a batch in which each sequence has one row have the same
+    /// launches whatever the sequences' lengths, and whatever they share.
+    pub fn plan(&mut self, batch: &Batch, plan: &mut AttentionPlan) {
+        match &mut self.kernels {
+            Kernels::Tiled(tiled) => tiled.planner.plan(batch, plan),
+            Kernels::Simple { .. } => work_list::plan_rows(batch, plan),
         }
     }
 
@@ -225,7 +235,7 @@ impl AttentionKernels {
         let (scale, cap_scale) = shape.softcap.map_or((shape.scale, 0.0), |cap| (cap, shape.scale / cap));
         let (partials, arrivals, window) = match &self.kernels {
             Kernels::Tiled(tiled) => {
-                let window = tiled.rules.windows.iter().position(|window| *window == shape.window);
+                let window = tiled.planner.rules().windows.iter().position(|window| *window == shape.window);
                 let window = window.unwrap_or_else(|| panic!("the options name no window of {:?}", shape.window));
                 (tiled.partials.ptr(), tiled.arrivals.ptr(), window)
             }
@@ -256,7 +266,7 @@ impl AttentionKernels {
                     (*kernel, [num_rows, heads, 1], WARPS * WARP, simple_shared_bytes(self.head_dim))
                 }
                 (Kernels::Tiled(tiled), AttentionKind::Prefill) => {
-                    let blocks = num_items * tiled.rules.prefill_head_tiles;
+                    let blocks = num_items * tiled.planner.rules().prefill_head_tiles;
                     (tiled.prefill, [blocks, 1, 1], tiled.prefill_threads, tiled.prefill_shared_bytes)
                 }
                 (Kernels::Tiled(tiled), AttentionKind::Decode) => {

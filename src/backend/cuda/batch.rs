@@ -97,13 +97,14 @@ fn write(words: &mut Vec<u32>, batch: &Batch, attention: &AttentionPlan) {
         append(logit_rows),
         append(bytemuck::cast_slice(&attention.lists)),
         append(bytemuck::cast_slice(&attention.items)),
+        append(bytemuck::cast_slice(&attention.members)),
     ];
     words[..header.len()].copy_from_slice(&header);
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::attention::{AttentionItem, AttentionList};
+    use super::super::attention::{AttentionItem, AttentionList, AttentionMember, NO_MEMBER};
     use super::*;
     use crate::{BatchSeq, NO_SOURCE};
 
@@ -130,10 +131,17 @@ mod tests {
             block_tables: vec![5, 1, 0],
             logit_rows: vec![1, 2],
         };
-        let item = AttentionItem { first_row: 2, num_tokens: 1, first_partial: 7, ..AttentionItem::default() };
+        let item = AttentionItem {
+            first_row: 2,
+            num_tokens: 1,
+            first_partial: 7,
+            first_member: NO_MEMBER,
+            ..AttentionItem::default()
+        };
         let attention = AttentionPlan {
             lists: vec![AttentionList { first_item: 0, num_items: 1 }],
             items: vec![item],
+            members: vec![AttentionMember { row: 2, num_chunks: 3, first_chunk: 1, first_partial: 7 }],
             launches: Vec::new(),
         };
         let mut words = vec![99];
@@ -147,6 +155,7 @@ mod tests {
         assert_eq!(array(6, 3), [5, 1, 0]);
         assert_eq!(array(7, 2), [1, 2]);
         assert_eq!(array(8, 2), [0, 1]);
-        assert_eq!(array(9, 10), [2, 1, 0, 0, 0, 0, 0, 0, 0, 7]);
+        assert_eq!(array(9, 11), [2, 1, 0, 0, 0, 0, 0, 0, 0, 7, NO_MEMBER]);
+        assert_eq!(array(10, 4), [2, 3, 1, 7]);
     }
 }

@@ -13,6 +13,8 @@ pub struct Sizes {
     pub heads: (usize, usize, usize),
     /// Sequences and their lengths.
     pub decodes: Vec<(usize, usize)>,
+    /// Decodes with a common prefix: sequences, their lengths, and tokens of the prefix.
+    pub shared_prefixes: Vec<(usize, usize, usize)>,
     /// Tokens of a prompt.
     pub prefill: usize,
     /// Prompts on prefixes that are in the cache: tokens of the prefix, and of the prompt.
@@ -50,6 +52,7 @@ impl Sizes {
                 (32, 32768),
                 (256, 8192),
             ],
+            shared_prefixes: vec![(256, 1280, 1024), (64, 4096, 3584), (32, 8192, 8064)],
             prefill: 8192,
             on_prefixes: vec![(32_768, 32), (32_768, 512), (8192, 32)],
             copy_bytes: 1 << 30,

@@ -116,8 +116,9 @@ impl KernelBench {
         Ok(())
     }
 
-    /// One attention's time, over the layers in turn. All sequences' last rows are new.
-    fn attention(&mut self, sizes: &Sizes, seqs: &[(usize, usize)]) -> Result<f64, StartError> {
+    /// One attention's time, over the layers in turn. All sequences' last rows are new. The whole blocks of the first
+    /// `prefix` tokens are those of the first sequence.
+    fn attention(&mut self, sizes: &Sizes, seqs: &[(usize, usize)], prefix: usize) -> Result<f64, StartError> {
         let (num_heads, num_kv_heads, head_dim) = sizes.heads;
         let shape = AttentionShape {
             num_heads,
@@ -127,7 +128,11 @@ impl KernelBench {
             softcap: None,
             window: None,
         };
-        let batch = self.batch(seqs);
+        let mut batch = self.batch(seqs);
+        for seq in &batch.seqs {
+            let shared = (prefix / self.layout.block_size).min(seq.num_blocks);
+            batch.block_tables.copy_within(..shared, seq.first_block);
+        }
         let rows = batch.num_rows();
         let tensor = |cols| self.backend.tensor(rows, cols, TensorRole::Activation);
         let (qkv, mut out) = (tensor((num_heads + 2 * num_kv_heads) * head_dim)?, tensor(num_heads * head_dim)?);
@@ -236,7 +241,8 @@ pub(super) fn attention(
     let layout = KvLayout { num_layers: NUM_LAYERS, num_kv_heads, head_dim, block_size, dtype: DTYPE.into() };
     let blocks = |(batch, tokens): (usize, usize)| batch * tokens.div_ceil(block_size);
     let on_prefixes = sizes.on_prefixes.iter().map(|(prefix, rows)| (1, prefix + rows));
-    let works = sizes.decodes.iter().copied().chain([(1, sizes.prefill)]).chain(on_prefixes);
+    let shared_prefixes = sizes.shared_prefixes.iter().map(|(batch, tokens, _)| (*batch, *tokens));
+    let works = sizes.decodes.iter().copied().chain([(1, sizes.prefill)]).chain(on_prefixes).chain(shared_prefixes);
     let num_blocks = works.clone().map(blocks).max().unwrap_or(1);
     let seqs = works.clone().map(|(batch, _)| batch).max().unwrap_or(1);
     let prompts = sizes.on_prefixes.iter().map(|(_, rows)| *rows).chain([sizes.prefill]);
@@ -248,7 +254,7 @@ pub(super) fn attention(
     let mut bench = KernelBench::new(device, sizes, layout, limits, (num_blocks, 0), (false, FewRowsUse::Never))?;
 
     for (batch, tokens) in &sizes.decodes {
-        let time = bench.attention(sizes, &vec![(tokens - 1, 1); *batch])?;
+        let time = bench.attention(sizes, &vec![(tokens - 1, 1); *batch], 0)?;
         let bytes = 2 * batch * tokens * num_kv_heads * head_dim * DTYPE.size_bytes();
         // 32,768 tokens are 134 MB, and fewer of them leave some multiprocessors idle.
         let goal = if batch * tokens < 32_768 { 0.75 } else { 0.85 };
@@ -258,8 +264,17 @@ pub(super) fn attention(
                 .out_of(bandwidths.device / GB, Some(goal)),
         );
     }
+    for (batch, tokens, prefix) in &sizes.shared_prefixes {
+        let mut time = |prefix| bench.attention(sizes, &vec![(tokens - 1, 1); *batch], prefix);
+        let (alone, shared) = (time(0)?, time(*prefix)?);
+        let name = format!("decode attention, {batch} x {tokens}");
+        let figure = |how: &str, time: f64| Figure::new(format!("{name}{how}"), time * 1e6, "us");
+        report(figure(", blocks of their own", alone).of_block_size(block_size));
+        let shared = figure(&format!(", a common prefix of {prefix}"), shared).of_block_size(block_size);
+        report(shared.with_goal(Goal::AtMost(alone * 1e6)));
+    }
     for (prefix, rows) in &sizes.on_prefixes {
-        let time = bench.attention(sizes, &[(*prefix, *rows)])?;
+        let time = bench.attention(sizes, &[(*prefix, *rows)], 0)?;
         let bytes = (2 * (prefix + rows) * num_kv_heads * head_dim * DTYPE.size_bytes()) as f64;
         // At the least, the prefix is read once.
         let floor = bytes / bandwidths.device * 1e6;
@@ -272,7 +287,7 @@ pub(super) fn attention(
     // Two products over half of a square, each a multiplication and an addition.
     let flops = 2.0 * (num_heads * head_dim) as f64 * sizes.prefill as f64 * (sizes.prefill + 1) as f64;
     let mut prefill = |bench: &mut KernelBench, how: &str, goal: f64| -> Result<(), StartError> {
-        let time = bench.attention(sizes, &[(0, sizes.prefill)])?;
+        let time = bench.attention(sizes, &[(0, sizes.prefill)], 0)?;
         report(
             Figure::new(format!("prefill attention, {} tokens{how}", sizes.prefill), flops / time / 1e12, "TFLOP/s")
                 .of_block_size(block_size)

@@ -2,6 +2,7 @@
 //! the bytes that a kernel has to read and write. And the expectations of `docs/gpu.md`, which are computed from them.
 
 use super::has_nvcc;
+use crate::attention::shared::attend_to_prefixes;
 use crate::attention::{attend, attend_as};
 use crate::emulation::compile::kernels;
 use crate::emulation::ptx::{Architecture, PtxCompiler, compiled, module, nvcc};
@@ -137,6 +138,22 @@ fn attention_reads_every_key_once() {
     assert!(decode.total().tensor_operations >= products as u64, "{}", decode.total().tensor_operations);
     let rope = last(&launches, "rope_and_write_kv");
     assert_eq!(rope.of_unit(Unit::Store).global_bytes, (2 * num_kv_heads * head_dim * element) as u64);
+}
+
+#[test]
+fn attention_reads_shared_keys_once() {
+    if !has_nvcc() {
+        return;
+    }
+    let [alone, shared] = [false, true].map(|shares| {
+        let mut keys = 0;
+        let launches = counted(|device| keys = attend_to_prefixes(device, shares));
+        (keys, last(&launches, "attention_decode").of_unit(Unit::AsyncCopy).global_bytes)
+    });
+    // K and V. The queries of each sequence and chunk are read once in both cases.
+    let bytes_of_key = 2 * 2 * 32 * DType::BF16.size_bytes() as u64;
+    assert!(shared.0 < alone.0);
+    assert_eq!(alone.1 - shared.1, (alone.0 - shared.0) * bytes_of_key);
 }
 
 #[test]
