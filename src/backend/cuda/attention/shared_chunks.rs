@@ -73,11 +73,14 @@ impl BlockTables<'_> {
     /// The first chunk from `from` on in which two decodes have different blocks, or of which one does not see all.
     fn first_difference(&self, a: &SharingDecode, b: &SharingDecode, from: usize) -> usize {
         let end = a.whole_chunks.end.min(b.whole_chunks.end);
+        let ends_alike = |chunk: &usize| self.last_of_chunk(a, *chunk) == self.last_of_chunk(b, *chunk);
+        let end = (from..end).find(|chunk| !ends_alike(chunk)).unwrap_or(end.max(from));
+        // All blocks are compared: a sequence may have some of its own before others that it shares.
         let is_same = |chunks: Range<usize>| self.of_chunks(a, chunks.clone()) == self.of_chunks(b, chunks);
-        if from >= end || is_same(from..end) {
-            return end.max(from);
+        match from == end || is_same(from..end) {
+            true => end,
+            false => (from..end).find(|chunk| !is_same(*chunk..chunk + 1)).unwrap_or(end),
         }
-        (from..end).find(|chunk| !is_same(*chunk..chunk + 1)).unwrap_or(end)
     }
 }
 
