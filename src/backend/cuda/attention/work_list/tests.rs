@@ -341,7 +341,7 @@ fn a_shared_chunk_is_read_once_for_a_tile_of_sequences() {
     assert_eq!(keys_and_shared(&with_prefix(&[(3000, 496); 8]), None), (24_000, 24_000, 0));
     assert_eq!(keys_and_shared(&with_prefix(&[(20_000, 4096), (3000, 3000)]), None), (23_000, 23_000, 0));
     // The fifth is alone in its item.
-    let (read, ..) = keys_and_shared(&with_prefix(&vec![(3000, 2000); 5]), None);
+    let (read, ..) = keys_and_shared(&with_prefix(&[(3000, 2000); 5]), None);
     assert_eq!(read, 5 * (3000 - 1536) + 2 * 1536);
     // A window of 1,000 tokens has the whole chunk at 2,048, or no whole chunk.
     assert_eq!(keys_and_shared(&with_prefix(&[(2600, 2592); 2]), Some(1000)).2, 1);
