@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Checks the machine code of every listed specialisation of the kernels: against the rules of kernels/machine-code.toml,
-and against the figures of kernels/machine-code.csv, which have to be the same. With --update it writes the figures
-instead.
+"""Checks the machine code of every listed specialisation of the kernels: against the rules of
+kernels/machine-code.toml, and against the figures of kernels/machine-code.csv, which have to be the same. With --update
+it writes the figures instead.
 
 The list is target/tmp/specialisations.json. `cargo test --test kernel_compile` writes it, with the names of the cubins
 that NVRTC has made, as at a start on a GPU machine. What has no cubin is compiled with nvcc; with --nvcc all are.

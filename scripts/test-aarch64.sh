@@ -1,7 +1,7 @@
 #!/bin/sh
 # Tests the program for aarch64 on another machine: cross-compiled, and run in an emulator (QEMU). Without arguments
-# clippy checks the crates that have code for it, and the CPU backend's tests run on NEON, which is cheap enough for every
-# change. With "all" clippy checks the whole program, it is built, and the goldens and exact resume run too.
+# clippy checks the crates that have code for it, and the CPU backend's tests run on NEON, which is cheap enough for
+# every change. With "all" clippy checks the whole program, it is built, and the goldens and exact resume run too.
 # On Debian and Ubuntu the script installs what it needs.
 set -eu
 cd "$(dirname "$0")/.."

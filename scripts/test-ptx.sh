@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs the tests of tests/cuda, from single kernels to whole models and exact resume, on executed PTX: NVRTC compiles the
-# kernels, and the interpreter of tests/ptx runs them and looks for races (docs/ptx.md). No GPU is needed. What NVRTC
-# makes is kept in target/tmp for the next run. For sm_90a all tests run; for sm_80 those of attention, whose tiles and
-# kernels are other ones there, and with --all the others too.
+# Runs the tests of tests/cuda, from single kernels to whole models and exact resume, on executed PTX: NVRTC compiles
+# the kernels, and the interpreter of tests/ptx runs them and looks for races (docs/ptx.md). No GPU is needed. What
+# NVRTC makes is kept in target/tmp for the next run. For sm_90a all tests run. For sm_80 those of attention run, whose
+# tiles and kernels are other ones there, and with --all the others too.
 #
 #     scripts/test-ptx.sh [--all] [FOLDER OF THE ENVIRONMENT THAT compile-kernels.sh MAKES] [ARGUMENTS OF THE TESTS]
 set -euo pipefail

@@ -33,8 +33,8 @@ struct AttentionList {
 //
 // The tokens of a shared item are the members of a group: each is the only new token of its sequence, and the chunk is
 // in the same blocks for all of them. They see all of its keys, and have at least one more chunk, with their own key.
-// The members say what the fields `first_row`, `num_chunks`, `first_chunk` and `first_partial` of another item do; these
-// and `first_position` are 0. `shared_chunks.rs` finds the groups.
+// The members say what the fields `first_row`, `num_chunks`, `first_chunk` and `first_partial` of another item do;
+// these and `first_position` are 0. `shared_chunks.rs` finds the groups.
 struct AttentionItem {
     // The tile's tokens are neighbouring rows of the batch, of one sequence.
     uint32_t first_row;

@@ -7,8 +7,8 @@
 //! - `weight_tiles`: how quantised weights lie in device memory; `quantized`: matrices of them.
 //! - `few_rows`: products of few rows with what comes before and after them, and the rule for which those are;
 //!   `fused`: the operations that they are tried for;
-//! - `rows`, `heads`, `attention`, `products`, `experts`, `sampling`, `transfers`: launches of the kernels in `kernels/`;
-//!   `graphs`: recorded launches.
+//! - `rows`, `heads`, `attention`, `products`, `experts`, `sampling`, `transfers`: launches of the kernels in
+//!   `kernels/`; `graphs`: recorded launches.
 //!
 //! All work is enqueued: a step's operations return before they are done, and the host waits only in `finish_step`.
 //! Decode steps are recorded as CUDA graphs, at the start, and replayed. Graphs are recorded for a few batch sizes, the

@@ -1,7 +1,7 @@
-//! Launches of `kernels/few_rows.cu` and `kernels/few_rows_qkv.cu`: products of up to 8 rows with plain matrices, together with what a layer does
-//! before and after them. So a decode step of a Llama with few sequences has five launches a layer: QKV with norm,
-//! rotary embedding and KV write; attention; output with the addition to the residual stream; gate and up with norm and
-//! activation; down with the addition.
+//! Launches of `kernels/few_rows.cu` and `kernels/few_rows_qkv.cu`: products of up to 8 rows with plain matrices,
+//! together with what a layer does before and after them. So a decode step of a Llama with few sequences has five
+//! launches a layer: QKV with norm, rotary embedding and KV write; attention; output with the addition to the residual
+//! stream; gate and up with norm and activation; down with the addition.
 //!
 //! The rule, for each product by itself: `FewRowsKernels` takes it if
 //! - the weights are plain and of 16 bits, and a row of them is a multiple of 16 bytes;

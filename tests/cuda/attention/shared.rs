@@ -206,8 +206,8 @@ pub fn check_prefixes(device: &dyn Fn(u32) -> Rc<dyn Device>) {
     prefixes().check(device);
 }
 
-/// Computes decodes with common prefixes, in blocks that they share or not, and returns the keys that are read, for each
-/// KV head. There are two of these, and heads have 32 dimensions.
+/// Computes decodes with common prefixes, in blocks that they share or not, and returns the keys that are read, for
+/// each KV head. There are two of these, and heads have 32 dimensions.
 pub fn attend_to_prefixes(device: &Rc<dyn Device>, shares: bool) -> u64 {
     prefixes().run(device, shares, false).1.0
 }

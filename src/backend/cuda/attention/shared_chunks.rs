@@ -7,9 +7,9 @@
 //! with and without sharing.
 //!
 //! Groups are found in time that is linear in the blocks that are shared, and `n log n` in the decodes. A group's
-//! longest sequence, the pivot, is compared with each of the others from the group's first chunk on. Those that leave it
-//! at the same chunk are grouped again from there, by the block in which that chunk ends. So the groups are the nodes of
-//! a prefix tree, and the members of a node are neighbours.
+//! longest sequence, the pivot, is compared with each of the others from the group's first chunk on. Those that leave
+//! it at the same chunk are grouped again from there, by the block in which that chunk ends. So the groups are the
+//! nodes of a prefix tree, and the members of a node are neighbours.
 
 use std::cmp::Reverse;
 use std::ops::Range;

@@ -157,8 +157,8 @@ fn chunks_of_rows(
     chunks
 }
 
-/// Decodes, and some sequences with several new tokens, whose tables are paths of a random prefix tree: they leave it at
-/// any block.
+/// Decodes, and some sequences with several new tokens, whose tables are paths of a random prefix tree: they leave it
+/// at any block.
 fn random_batch_with_prefixes(seed: u64) -> Batch {
     let mut below = random(seed * 99 + 5);
     let base = [0, 10_000, 40_000][below(3)];
