@@ -100,7 +100,7 @@ impl SamplerChain {
         let scale = extra.dynamic_temperature.map_or(inverse_temperature(params.temperature), |_| 1.0);
         self.weigh(scale);
         self.min_p(params.min_p, min_keep);
-        self.typical_p(extra.typical_p, min_keep);
+        self.typical_p(extra.typical_p, min_keep, scale);
         self.top_p(params.top_p, min_keep);
         if let Some(xtc) = &extra.xtc {
             self.xtc(xtc, min_keep, draw);
@@ -175,16 +175,25 @@ impl SamplerChain {
 
     /// Meister et al. 2023, "Locally Typical Sampling" (arXiv:2202.00666): the tokens whose surprise is nearest to the
     /// expected one, until they have more than this probability.
-    fn typical_p(&mut self, typical_p: f32, min_keep: usize) {
+    fn typical_p(&mut self, typical_p: f32, min_keep: usize, scale: f32) {
         let total = self.total();
         if typical_p >= 1.0 || total == 0 {
             return;
         }
         // A surprise is ln(total) − ln(weight), so the difference of two of them has only logarithms of weights.
         let expected = self.weighted_logarithms() / total as f64;
-        let distance = |weight: u64| ((weight as f64).ln() - expected).abs();
+        let max = row::max(&self.logits);
+        let distance = |logit: f32, weight: u64| {
+            // The weights of unlikely tokens are all 0, and only their logits tell which is nearer.
+            let logarithm = match weight {
+                0 => ((row::ONE as f64).ln() + f64::from(logit - max) * f64::from(scale)).min(0.0),
+                _ => (weight as f64).ln(),
+            };
+            (logarithm - expected).abs()
+        };
+        let tokens = self.logits.iter().zip(&self.weights);
         self.distances.clear();
-        self.distances.extend(self.weights.iter().map(|weight| (distance(*weight), *weight)));
+        self.distances.extend(tokens.map(|(logit, weight)| (distance(*logit, *weight), *weight)));
         let target = ((total as f64 * f64::from(typical_p)) as u64 + 1).min(total);
         let mut farthest = distance_at(&mut self.distances, target);
         if min_keep > self.distances.len() {
@@ -193,7 +202,7 @@ impl SamplerChain {
             let (_, (least, _), _) = self.distances.select_nth_unstable_by(place, |a, b| a.0.total_cmp(&b.0));
             farthest = farthest.max(*least);
         }
-        self.keep(|_, _, weight| distance(weight) <= farthest);
+        self.keep(|_, logit, weight| distance(logit, weight) <= farthest);
     }
 
     /// Σ weight · ln(weight)

@@ -240,6 +240,10 @@ fn each_sampler_alone() {
     let extra = ExtraSamplers { min_keep: 3, ..xtc(0.05) };
     assert_shares(&distribution(&of_probabilities(&unlikely), &params, &extra, draw_at(1, 0)), &unlikely);
 
+    // So many are left behind `typical_p` too, and then XTC cannot remove one.
+    let extra = ExtraSamplers { min_keep: 3, typical_p: 0.0, ..xtc(0.05) };
+    assert_shares(&alone(&unlikely, &extra), &unlikely);
+
     // Mean 1.5, deviation √1.25.
     let logits = [0.0, 1.0, 2.0, 3.0];
     let sigma = |top_n_sigma| {
