@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
-use toml_edit::DocumentMut;
+use toml_edit::{DocumentMut, Item, Table};
 
 type Uses = BTreeMap<String, BTreeSet<String>>;
 
@@ -101,4 +101,41 @@ fn type_names_are_unique() {
     assert!(places.len() > 1000, "only {} types were found", places.len());
     places.retain(|_, files| files.len() > 1);
     assert!(places.is_empty(), "one name for several types: {places:#?}");
+}
+
+/// The fuzzer is a workspace of its own. With the same profile it takes the libraries that other builds have compiled,
+/// and never Pagetide's crates, which it instruments.
+#[test]
+fn the_fuzzer_compiles_only_pagetide_anew() {
+    let read = |path| -> DocumentMut { fs::read_to_string(root(path)).unwrap().parse().unwrap() };
+    let (ours, fuzzers) = (read("Cargo.toml"), read("fuzz/Cargo.toml"));
+    let lock = fs::read_to_string(root("fuzz/Cargo.lock")).unwrap();
+    fn profile(manifest: &DocumentMut) -> &Table {
+        manifest["profile"]["dev"].as_table().unwrap()
+    }
+    let text = |item: &Item| item.to_string().trim().to_owned();
+    let own = |manifest: &DocumentMut| -> BTreeMap<String, String> {
+        let entries = profile(manifest).iter().filter(|(key, _)| *key != "package");
+        entries.map(|(key, value)| (key.to_owned(), text(value))).collect()
+    };
+    assert_eq!(own(&fuzzers), own(&ours));
+
+    // Each crate's settings, as in the manifests.
+    let crates = |manifest: &DocumentMut| -> BTreeMap<String, BTreeMap<String, String>> {
+        let packages = profile(manifest)["package"].as_table_like().unwrap().iter().map(|(name, settings)| {
+            let settings = settings.as_table_like().unwrap().iter();
+            (name.to_owned(), settings.map(|(key, value)| (key.to_owned(), text(value))).collect())
+        });
+        packages.filter(|(name, _)| name == "*" || lock.contains(&format!("name = \"{name}\"\n"))).collect()
+    };
+    let (ours, fuzzers) = (crates(&ours), crates(&fuzzers));
+    let is_own = |name: &str| name == "pagetide" || name.starts_with("pagetide-");
+    let libraries = |crates: &BTreeMap<String, BTreeMap<String, String>>| -> BTreeMap<_, _> {
+        crates.clone().into_iter().filter(|(name, _)| !is_own(name)).collect()
+    };
+    assert_eq!(libraries(&fuzzers), libraries(&ours));
+    for name in lock.lines().filter_map(|line| line.strip_prefix("name = \"")?.strip_suffix('"')) {
+        let is_distinct = fuzzers.get(name).is_some_and(|settings| settings.contains_key("codegen-units"));
+        assert_eq!(is_distinct, is_own(name) && name != "pagetide-fuzz", "{name}");
+    }
 }
