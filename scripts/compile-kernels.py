@@ -43,7 +43,8 @@ class Module:
         self.error = None
         cubin = entry.get("cubin") or self.compile(nvcc, Path(folder) / f"{id(entry)}.cubin")
         if cubin is not None:
-            disassemble = [Path(nvcc).with_name("nvdisasm"), cubin]
+            # What branches over the stack could reach, which no kernel does, would take a third of the time.
+            disassemble = [Path(nvcc).with_name("nvdisasm"), "--no-dataflow", cubin]
             text = subprocess.run(disassemble, capture_output=True, text=True, check=True).stdout
             self.kernels = read_sass(text, entry["arch"])
             if not self.kernels:

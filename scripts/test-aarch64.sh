@@ -1,7 +1,8 @@
 #!/bin/sh
 # Tests the program for aarch64 on another machine: cross-compiled, and run in an emulator (QEMU). Without arguments
-# clippy checks the crates that have code for it, and the CPU backend's tests run on NEON, which is cheap enough for
-# every change. With "all" clippy checks the whole program, it is built, and the goldens and exact resume run too.
+# clippy checks the crates that have code for it, and the tests of the sampler and of the CPU backend's kernels run on
+# NEON, which is cheap enough for every change. With "all" clippy checks the whole program, it is built, and the
+# backend's unit tests, the goldens and exact resume run too.
 # On Debian and Ubuntu the script installs what it needs.
 set -eu
 cd "$(dirname "$0")/.."
@@ -32,11 +33,13 @@ checked="--package pagetide-base --package pagetide-backend"
 cargo clippy --locked $checked --lib --target "$target" -- -D warnings
 # The emulator is a few times slower than a processor. So there are fewer cases, and none that this machine tests as
 # well.
-KERNEL_ISA=neon KERNEL_CASES=0..20 cargo test --locked --package pagetide-base --package pagetide-backend \
-    --target "$target" --lib --test kernels -- --skip a_row_does_not_see_its_company
+KERNEL_ISA=neon KERNEL_CASES=0..20 cargo test --locked --package pagetide-backend --target "$target" --test kernels \
+    -- --skip a_row_does_not_see_its_company
+cargo test --locked --package pagetide-base --target "$target" --lib
 # Dot and matrix products of bytes are only used with quantised weights. Their results have the same bits on all
 # instruction sets, plain Rust among them.
 cargo test --locked --package pagetide-backend --target "$target" --test kernels quant
 if [ "${1:-}" = all ]; then
+    cargo test --locked --package pagetide-backend --target "$target" --lib
     cargo test --locked --target "$target" --lib --test model --test exact_resume
 fi
