@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the tests that take too long for every change: all bombs, 1,000 failed steps, 100 times kill -9, the kernels of
-# AMX in emulation, all tests of CUDA kernels under AddressSanitizer and on executed PTX for sm_80, the whole program on
+# AMX in emulation, all tests of CUDA kernels under AddressSanitizer and on executed PTX, the whole program on
 # an emulated aarch64, ten minutes of soak. They take some 80 minutes on two cores. PAGETIDE_BIN names the program
 # (default: target/release/pagetide). PYTHON names a Python with the packages of tests/client/requirements.txt (default:
 # that of .ci/run). Reports go to target/long-tests.
