@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Runs the tests that take too long for every change: all bombs, 1,000 failed steps, 100 times kill -9, the kernels of
-# AMX in emulation, all tests of CUDA kernels under AddressSanitizer and on executed PTX, the whole program on
-# an emulated aarch64, ten minutes of soak. They take some 80 minutes on two cores. PAGETIDE_BIN names the program
-# (default: target/release/pagetide). PYTHON names a Python with the packages of tests/client/requirements.txt (default:
-# that of .ci/run). Reports go to target/long-tests.
+# AMX in emulation, all tests of CUDA kernels under AddressSanitizer and on executed PTX, kernels of peers on the PTX
+# interpreter, the whole program on an emulated aarch64, ten minutes of soak. They take some two hours on two cores.
+# PAGETIDE_BIN names the program (default: target/release/pagetide). PYTHON names a Python with the packages of
+# tests/client/requirements.txt (default: that of .ci/run). Reports go to target/long-tests.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -26,6 +26,7 @@ run "faults" env PAGETIDE_BIN="$binary" PAGETIDE_LONG=1 \
 run "kernels on tiles" env KERNEL_ISA=amx cargo test --locked --package pagetide-backend --test kernels
 run "kernels under AddressSanitizer" scripts/test-kernels-asan.sh
 run "executed PTX" scripts/test-ptx.sh --all
+run "kernels of peers on the PTX interpreter" scripts/peer-kernels.sh
 run "aarch64" scripts/test-aarch64.sh all
 run "soak" python3 scripts/soak.py --minutes "${SOAK_MINUTES:-10}" --binary "$binary" --report "$reports/soak"
 exit "$failed"
