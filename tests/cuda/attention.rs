@@ -345,7 +345,7 @@ fn both_kernels_give_the_same_bits() {
         // The interpreter of PTX is slow: it gets a long prefix once without codes and once with them, and just the
         // steps that cross the edge of the segment.
         let is_short = shape.head_dim > 128 || executes_ptx() && i > 0 && codes.is_none();
-        let prefix = if is_short { 1000 } else { prefix };
+        let prefix = if is_short { 1018 } else { prefix };
         let cols = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim;
         let numbers = Random(i).floats((prefix + 24) * cols, DType::BF16);
         let run = |device: Rc<dyn Device>, steps: &[usize]| {
