@@ -72,6 +72,17 @@ struct PendingBulkRead {
     stamp: Stamp,
 }
 
+/// A product of `wgmma` that was not waited for.
+#[derive(Clone, Debug)]
+struct PendingProduct {
+    /// The registers of the result.
+    registers: Vec<u32>,
+    group: Option<u32>,
+    /// What it reads of its block's shared memory: offsets of 16 bytes.
+    reads: Vec<usize>,
+    stamp: Stamp,
+}
+
 /// A bulk copy to shared memory that is under way.
 #[derive(Clone, Debug)]
 struct PendingBulk {
@@ -104,8 +115,7 @@ struct Warp {
     committed: [u32; WARP_SIZE],
     bulk_reads: Vec<PendingBulkRead>,
     bulk_committed: [u32; WARP_SIZE],
-    /// Products of `wgmma` that are not waited for: their results' registers, and the group.
-    products: Vec<(Vec<u32>, Option<u32>)>,
+    products: Vec<PendingProduct>,
     products_committed: u32,
     /// The phase of the cluster's barrier that the warp arrived at.
     cluster_phase: u64,

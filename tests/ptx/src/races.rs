@@ -44,7 +44,9 @@ pub(crate) enum AccessKind {
     Atomic,
     /// An asynchronous copy that has not been waited for.
     Pending,
-    /// One that is done, and is ordered before nothing but what waited for it, not even its own thread.
+    /// A read by a product of `wgmma` that has not been waited for.
+    PendingRead,
+    /// A copy that is done, and is ordered before nothing but what waited for it, not even its own thread.
     Finished,
 }
 
@@ -125,7 +127,7 @@ impl Knowledge {
 
     /// Whether an earlier access is ordered before what `lane` does now.
     fn is_after(&self, stamp: Stamp, lane: usize) -> bool {
-        if stamp.kind == AccessKind::Pending {
+        if matches!(stamp.kind, AccessKind::Pending | AccessKind::PendingRead) {
             return false;
         }
         let warp = stamp.warp();

@@ -173,6 +173,32 @@ fn uses_of_global_memory_that_was_never_written() {
     }
 }
 
+/// Four warps multiply what eight have written, and then the other four overwrite it.
+#[test]
+fn operands_of_a_product_that_may_still_be_read() {
+    let shared = ".shared .align 1024 .b8 tile[9216];";
+    let stores: String = (0..9).map(|i| format!("st.shared.u32 [%r20+{}], 0;", 4 * i)).collect();
+    // Descriptors of 64 x 64 and 8 x 64 numbers of 16 bits with the swizzle of 128 bytes.
+    let body = |behind: &str| {
+        format!(
+            "mul.lo.u32 %r20, %r0, 36; add.u32 %r20, %r20, %r9; {stores} fence.proxy.async; bar.sync 0;
+             setp.ge.u32 %p1, %r0, 128; @%p1 bra WRITE;
+             shr.u32 %r23, %r9, 4; cvt.u64.u32 %d4, %r23; or.b64 %d4, %d4, {}; add.s64 %d5, %d4, 512;
+             mov.f32 %f1, 0f00000000; mov.f32 %f2, %f1; mov.f32 %f3, %f1; mov.f32 %f4, %f1;
+             wgmma.fence.sync.aligned;
+             wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {{%f1, %f2, %f3, %f4}}, %d4, %d5, 1, 1, 1, 0, 0;
+             wgmma.commit_group.sync.aligned; {behind} bra DONE;
+             WRITE: bar.sync 1, 256; st.shared.u32 [%r10], 1; DONE: nanosleep.u32 1;",
+            1_u64 << 62 | 64 << 32 | 1 << 16
+        )
+    };
+    let (wait, arrive) = ("wgmma.wait_group.sync.aligned 0;", "bar.sync 1, 256;");
+    assert_eq!(kinds(shared, &body(&format!("{wait} {arrive}")), 256), []);
+    // Whether the product has ended when the write comes depends on the order.
+    let found = kinds(shared, &body(&format!("{arrive} {wait}")), 256);
+    assert_eq!(found, [FindingKind::Race, FindingKind::MissingWait]);
+}
+
 #[test]
 fn accesses_outside() {
     let shared = "add.u32 %r2, %r9, 4092; ld.shared.v2.u32 {%r1, %r3}, [%r2];";

@@ -150,13 +150,14 @@ impl Exec<'_, '_> {
 
     pub(super) fn report_conflict(&mut self, lane: usize, target: AccessTarget, other: Stamp, what: &str) {
         let place = self.describe(target);
-        if other.kind == AccessKind::Pending {
-            self.report(FindingKind::MissingWait, lane, Some(other), || {
-                format!("{what} of {place}, which an asynchronous copy writes that was not waited for")
-            });
-        } else {
-            self.report(FindingKind::Race, lane, Some(other), || format!("{what} of {place} that nothing orders"));
-        }
+        let (kind, why) = match other.kind {
+            AccessKind::Pending => {
+                (FindingKind::MissingWait, ", which an asynchronous copy writes that was not waited for")
+            }
+            AccessKind::PendingRead => (FindingKind::MissingWait, ", which a wgmma reads that was not waited for"),
+            _ => (FindingKind::Race, " that nothing orders"),
+        };
+        self.report(kind, lane, Some(other), || format!("{what} of {place}{why}"));
     }
 
     /// Checks a read of bytes that must have been written, and its race.

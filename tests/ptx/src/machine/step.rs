@@ -163,7 +163,7 @@ impl Exec<'_, '_> {
     fn operand<'s>(&'s self, source: ValueSource, constant: &'s mut Option<LaneValues>) -> &'s LaneValues {
         match source {
             ValueSource::Register(Register(index)) => {
-                if self.warp.products.iter().any(|(registers, _)| registers.contains(&index)) {
+                if self.warp.products.iter().any(|product| product.registers.contains(&index)) {
                     self.reads_pending.set(true);
                 }
                 if !self.warp.undefined.is_empty() {

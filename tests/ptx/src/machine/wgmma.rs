@@ -3,6 +3,8 @@
 //! Each warp computes its own 16 rows: warp w of the group has rows 16 w to 16 w + 15 of A and of the accumulator, so
 //! the four warps need not run at the same time here.
 
+use super::PendingProduct;
+use super::access::AccessTarget;
 use super::fragments::{number, product, read_a, read_accumulator, round, write_accumulator};
 use super::step::Exec;
 use crate::findings::FindingKind;
@@ -11,6 +13,9 @@ use crate::races::AccessKind;
 use crate::syntax::Space;
 use crate::tensor_map::Swizzle;
 use crate::types::ScalarType;
+
+/// What a product reads at a time.
+const READ_BYTES: usize = 16;
 
 /// A matrix in shared memory ("Matrix Descriptor Format" of the manual).
 #[derive(Clone, Copy, Debug)]
@@ -65,26 +70,31 @@ impl MatrixDescriptor {
 
 impl Exec<'_, '_> {
     /// `rows` x k elements from row `first` on that a descriptor describes, as `place` of their row and column orders
-    /// them. 16 bytes of them, of a row or if `transposed` of a column, are next to each other in every layout.
+    /// them. 16 bytes of them, of a row or if `transposed` of a column, are next to each other in every layout. `reads`
+    /// gets the offsets.
     fn described(
         &mut self,
         descriptor: ValueSource,
         (first, rows): (usize, usize),
         k: usize,
         (scalar, transposed): (ScalarType, bool),
+        reads: &mut Vec<usize>,
         place: impl Fn(usize, usize) -> usize,
     ) -> Option<Vec<f64>> {
         let descriptor = MatrixDescriptor::decode(self.uniform(descriptor));
         let bytes = scalar.bytes() as usize;
-        let together = 16 / bytes;
+        let together = READ_BYTES / bytes;
         let (row_step, column_step) = if transposed { (together, 1) } else { (1, together) };
         let mut matrix = vec![0.0; rows * k];
         for row in (0..rows).step_by(row_step) {
             for column in (0..k).step_by(column_step) {
                 let address = descriptor.address((first + row) as u64, column as u64, bytes as u64, transposed);
-                let target = self.target(0, Space::Shared, address, 16)?;
-                self.check_read(0, target, 16, AccessKind::Ordinary);
-                let mut contents = [0; 16];
+                let target = self.target(0, Space::Shared, address, READ_BYTES)?;
+                self.check_read(0, target, READ_BYTES, AccessKind::PendingRead);
+                if let AccessTarget::Shared { offset, .. } = target {
+                    reads.push(offset);
+                }
+                let mut contents = [0; READ_BYTES];
                 self.fetch(target, &mut contents);
                 for (i, element) in contents.chunks_exact(bytes).enumerate() {
                     let mut word = [0; 8];
@@ -107,17 +117,20 @@ impl Exec<'_, '_> {
             });
         }
         let MmaShape { n, k, .. } = *shape;
+        let mut reads = Vec::new();
         let a = match a[..] {
             [descriptor] => {
                 let first = 16 * (self.warp.index % 4);
                 let of_a = (shape.a, transposed[0]);
-                let Some(a) = self.described(descriptor, (first, 16), k, of_a, |row, i| row * k + i) else { return };
+                let Some(a) = self.described(descriptor, (first, 16), k, of_a, &mut reads, |row, i| row * k + i) else {
+                    return;
+                };
                 a
             }
             _ => read_a(&self.get_all(a), k, shape.a),
         };
         let of_b = (shape.b, transposed[1]);
-        let Some(b) = self.described(*b, (0, n), k, of_b, |column, i| i * n + column) else { return };
+        let Some(b) = self.described(*b, (0, n), k, of_b, &mut reads, |column, i| i * n + column) else { return };
         let accumulates = match accumulates {
             PredicateSourceOrConstant::Predicate(by) => self.predicate(*by) & self.mask != 0,
             PredicateSourceOrConstant::Constant(value) => *value,
@@ -130,7 +143,9 @@ impl Exec<'_, '_> {
         for (register, values) in to.iter().zip(write_accumulator(&d, n, shape.d, to.len())) {
             self.set(*register, &values);
         }
-        self.warp.products.push((to.iter().map(|register| register.0).collect(), None));
+        let registers = to.iter().map(|register| register.0).collect();
+        let stamp = self.stamp(0, AccessKind::PendingRead).unwrap_or_default();
+        self.warp.products.push(PendingProduct { registers, group: None, reads, stamp });
         self.run.counters.tensor(self.pc, 2 * (16 * n * k) as u64);
     }
 
@@ -140,13 +155,23 @@ impl Exec<'_, '_> {
             Op::WgmmaCommit => {
                 self.warp.products_committed += 1;
                 let group = self.warp.products_committed;
-                for (_, of) in self.warp.products.iter_mut().filter(|(_, of)| of.is_none()) {
-                    *of = Some(group);
+                for product in self.warp.products.iter_mut().filter(|product| product.group.is_none()) {
+                    product.group = Some(group);
                 }
             }
             Op::WgmmaWait { pending } => {
                 let committed = self.warp.products_committed;
-                self.warp.products.retain(|(_, group)| group.is_none_or(|group| group + pending > committed));
+                let now = self.stamp(0, AccessKind::Ordinary);
+                let shadow = &mut self.blocks[self.b].shared_shadow;
+                self.warp.products.retain(|product| {
+                    let is_pending = product.group.is_none_or(|group| group + pending > committed);
+                    if let Some(now) = now.filter(|_| !is_pending) {
+                        for offset in &product.reads {
+                            shadow.finish_read(*offset, READ_BYTES, product.stamp, now);
+                        }
+                    }
+                    is_pending
+                });
             }
             _ => {}
         }
