@@ -16,7 +16,7 @@
 //   KV_TILE    tokens of K and V that are multiplied at a time: 128
 //   KV_STAGES  tiles of K, and of V, that shared memory holds
 #include "include/attention_merge.cuh"
-#include "include/ptx_hopper.cuh"
+#include "include/warp_groups.cuh"
 
 static_assert(!HAS_CODES && HEAD_DIM % 64 == 0 && HEAD_DIM <= 128, "other heads and caches have attention_prefill");
 static_assert(KV_TILE == 128, "so many scores has a product");
@@ -27,41 +27,13 @@ constexpr int PREFILL_ROWS = 128;
 // Registers of a thread: of those that copy, and of those that compute. All warps together have 168 each.
 constexpr int COPY_REGISTERS = 40, COMPUTE_REGISTERS = 232;
 
-// A tile in shared memory has panels of 64 columns, each [tokens or query rows][64] with the swizzle of 128 bytes.
-constexpr int PANEL = 64, PANELS = HEAD_DIM / PANEL;
+constexpr int PANELS = HEAD_DIM / PANEL;
 constexpr int KV_PANEL_SIZE = KV_TILE * PANEL, Q_PANEL_SIZE = PREFILL_ROWS * PANEL;
 constexpr int KV_SIZE = PANELS * KV_PANEL_SIZE, Q_SIZE = PANELS * Q_PANEL_SIZE;
 
-// Where chunk `chunk` of 8 elements of a row is in a tile whose panels have `PANEL_SIZE` elements.
-template <int PANEL_SIZE> __device__ __forceinline__ int swizzled(int row, int chunk) {
-    constexpr int PANEL_CHUNKS = PANEL / 8;
-    return chunk / PANEL_CHUNKS * PANEL_SIZE + row * PANEL + (chunk % PANEL_CHUNKS ^ row % 8) * 8;
-}
-
-// Of a ring of tiles.
-struct alignas(8) Barriers {
-    // A tile has been copied: an arrival of each of two warps.
-    uint64_t full[KV_STAGES];
-    // A tile has been multiplied: an arrival of each warp that computes.
-    uint64_t empty[KV_STAGES];
-};
-
-// A place in a ring of tiles.
-struct RingPlace {
-    uint32_t stage = 0, parity = 0;
-
-    __device__ __forceinline__ void advance() {
-        stage++;
-        if (stage == KV_STAGES) {
-            stage = 0;
-            parity ^= 1;
-        }
-    }
-};
-
 // Behind the tiles in shared memory.
 struct Control {
-    Barriers k, v;
+    Barriers<KV_STAGES> k, v;
     // For `merge_chunks`.
     uint32_t is_last;
 };
@@ -73,15 +45,15 @@ struct Consumers {
 };
 
 // Copies all tiles of K, or of V, with two warps, of which this one has number `half`. Each copies half of a tile.
-__device__ __forceinline__ void copy_tiles(scalar* tiles, Barriers& barriers, const scalar* head, const uint32_t* table,
-                                           const AttentionItem& item, int half) {
+__device__ __forceinline__ void copy_tiles(scalar* tiles, Barriers<KV_STAGES>& barriers, const scalar* head,
+                                           const uint32_t* table, const AttentionItem& item, int half) {
     constexpr int WARP_TOKENS = KV_TILE / 2;
     // Tokens that a warp copies at a time.
     constexpr int TOKENS = WARP_SIZE / CHUNKS;
     // A row is the vector of a token and head. 2^32 of them are 512 GiB or more.
     constexpr uint32_t BLOCK_ROWS = BLOCK_STRIDE / HEAD_DIM;
     const int lane = threadIdx.x % WARP_SIZE, chunk = lane % CHUNKS;
-    RingPlace place;
+    RingPlace<KV_STAGES> place;
     for (uint32_t first = item.first_key; first < item.end_key; first += KV_TILE) {
         // Each lane looks up the tokens `lane` and `lane + 32` of its warp: their rows in the pool.
         uint32_t rows[2];
@@ -112,10 +84,7 @@ __device__ __forceinline__ void copy_tiles(scalar* tiles, Barriers& barriers, co
         copy_async_commit();
         copy_async_wait<0>();
         fence_async_proxy();
-        __syncwarp();
-        if (lane == 0) {
-            mbarrier_arrive(&barriers.full[place.stage]);
-        }
+        barriers.publish(place.stage);
         place.advance();
     }
 }
@@ -158,13 +127,6 @@ __device__ __forceinline__ void start_accumulation(float (&o)[HEAD_DIM / 8][4],
     wgmma_commit();
 }
 
-// Lets the tile of a stage be overwritten. The products that read it are done.
-__device__ __forceinline__ void release(Barriers& barriers, uint32_t stage) {
-    if (threadIdx.x % WARP_SIZE == 0) {
-        mbarrier_arrive(&barriers.empty[stage]);
-    }
-}
-
 // Computes a warp group's 64 rows, `first_row` on.
 __device__ __forceinline__ void attend(const AttentionParams& p, const AttentionUnit& unit, uint32_t first_row,
                                        const scalar* q, const scalar* k_tiles, const scalar* v_tiles,
@@ -197,13 +159,13 @@ __device__ __forceinline__ void attend(const AttentionParams& p, const Attention
         }
     };
 
-    RingPlace k_place, v_place;
+    RingPlace<KV_STAGES> k_place, v_place;
     uint32_t first = item.first_key;
     mbarrier_wait(&control.k.full[0], 0);
     start_scores(s, q, k_tiles);
     wgmma_wait<0>();
     hold_registers(s);
-    release(control.k, 0);
+    control.k.release(0);
     k_place.advance();
     weigh(first);  // there are no sums yet
     pack_weights<KV_TILE>(weights, s);
@@ -216,13 +178,13 @@ __device__ __forceinline__ void attend(const AttentionParams& p, const Attention
         start_accumulation(o, weights, v_tiles + v_place.stage * KV_SIZE);
         wgmma_wait<1>();
         hold_registers(s);
-        release(control.k, k_place.stage);
+        control.k.release(k_place.stage);
         k_place.advance();
         weigh(first);
         wgmma_wait<0>();
         hold_registers(o);
         hold_registers(weights);
-        release(control.v, v_place.stage);
+        control.v.release(v_place.stage);
         v_place.advance();
 #pragma unroll
         for (int n = 0; n < HEAD_DIM / 8; n++) {
@@ -254,12 +216,8 @@ KERNEL_OCCUPANCY(BLOCK_THREADS, 1, attention_prefill_hopper, AttentionParams) {
     scalar* v_tiles = k_tiles + KV_STAGES * KV_SIZE;
     Control& control = *reinterpret_cast<Control*>(v_tiles + KV_STAGES * KV_SIZE);
     if (threadIdx.x == 0) {
-        for (int stage = 0; stage < KV_STAGES; stage++) {
-            mbarrier_init(&control.k.full[stage], 2);
-            mbarrier_init(&control.v.full[stage], 2);
-            mbarrier_init(&control.k.empty[stage], CONSUMERS / WARP_SIZE);
-            mbarrier_init(&control.v.empty[stage], CONSUMERS / WARP_SIZE);
-        }
+        control.k.init(2, CONSUMERS / WARP_SIZE);
+        control.v.init(2, CONSUMERS / WARP_SIZE);
     }
     __syncthreads();
     const AttentionUnit unit = attention_unit<PREFILL_ROWS>(p, attention_list(p.batch, p.list), blockIdx.x);

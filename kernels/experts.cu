@@ -94,6 +94,8 @@ struct GroupParams {
     uint32_t* choices;       // [rows * num_chosen] ordered by expert
     uint32_t* num_tiles;
     ExpertTile* tiles;
+    uint32_t tile_rows;  // the most rows of a tile
+    uint32_t padding;
 };
 
 constexpr int GROUP_THREADS = 1024;
@@ -120,14 +122,14 @@ KERNEL(GROUP_THREADS, group_choices, GroupParams) {
             next[i] = place;
             first_tile[i] = tile;
             place += counts[i];
-            tile += ceil_div(counts[i], TILE_ROWS);
+            tile += ceil_div(counts[i], p.tile_rows);
         }
         *p.num_tiles = tile;
     }
     __syncthreads();
     for (uint32_t i = threadIdx.x; i < num_experts; i += blockDim.x) {
-        for (uint32_t row = 0, tile = first_tile[i]; row < counts[i]; row += TILE_ROWS, tile++) {
-            p.tiles[tile] = {i, next[i] + row, min(uint32_t(TILE_ROWS), counts[i] - row)};
+        for (uint32_t row = 0, tile = first_tile[i]; row < counts[i]; row += p.tile_rows, tile++) {
+            p.tiles[tile] = {i, next[i] + row, min(p.tile_rows, counts[i] - row)};
         }
     }
     __syncthreads();

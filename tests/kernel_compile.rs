@@ -5,7 +5,7 @@
 use pagetide_backend::cuda::attention::{TileShape, WarpGroupPrefill, simple_shared_bytes};
 use pagetide_backend::cuda::device::{DeviceError, DeviceInfo, ModuleSource};
 use pagetide_backend::cuda::driver::{DriverOptions, NEWEST_CUDA, compiler, open_nvrtc};
-use pagetide_backend::cuda::experts::{PRODUCT_SHARED_BYTES, routing_shared_bytes};
+use pagetide_backend::cuda::experts::{HOPPER_PRODUCT_SHARED_BYTES, PRODUCT_SHARED_BYTES, routing_shared_bytes};
 use pagetide_backend::cuda::few_rows;
 use pagetide_backend::cuda::quantized::{self, few_shared_bytes, tiled_shared_bytes};
 use pagetide_backend::cuda::rows::REDUCE_BYTES;
@@ -133,6 +133,7 @@ fn add(all: &mut Vec<Specialisation>, arch: &str, options: &CudaOptions, info: &
                 let product = shape.map(|_| ("expert_product", PRODUCT_SHARED_BYTES));
                 [("route", route), ("group_choices", group)].into_iter().chain(product).collect()
             }
+            ("experts_hopper.cu", _) => vec![("expert_product_hopper", HOPPER_PRODUCT_SHARED_BYTES)],
             ("few_rows.cu", _) => {
                 [("few_rows_product", few_rows::shared_bytes(1)), ("few_rows_gated", few_rows::shared_bytes(2))]
                     .to_vec()

@@ -22,9 +22,10 @@ template <int COUNT> inline void increase_registers() {}
 
 // --- products of a warp group
 
-inline void wgmma_fence() {}
-inline void wgmma_commit() {}
-template <int PENDING> inline void wgmma_wait() {}
+// The lanes of a warp go through a product together. So none signals a barrier for others that still read operands.
+inline void wgmma_fence() { __syncwarp(); }
+inline void wgmma_commit() { __syncwarp(); }
+template <int PENDING> inline void wgmma_wait() { __syncwarp(); }
 template <class T, int N> inline void hold_registers(T (&)[N][4]) {}
 
 namespace emulation {

@@ -19,6 +19,7 @@ struct ExpertTile {
     uint32_t num_rows;
 };
 
+// The most rows of a tile, where the products are those of warps.
 constexpr int TILE_ROWS = 64;
 
 struct ProductParams {

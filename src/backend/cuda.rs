@@ -35,6 +35,7 @@ pub mod sampling;
 mod tensors;
 pub mod transfers;
 pub mod upload;
+mod warp_groups;
 mod weight_tiles;
 
 use super::{
@@ -87,7 +88,7 @@ impl From<DeviceError> for StartError {
 /// The modules that a model needs on a device, in the order of `CudaBackend::new`.
 pub fn module_sources(options: &CudaOptions, info: &DeviceInfo) -> Vec<ModuleSource> {
     let mut sources = vec![rows::source(options), heads::source(options), sampling::source(), transfers::source()];
-    sources.extend(options.experts.then(|| experts::source(options)));
+    sources.extend(experts::sources(options, info));
     if few_rows::is_used(options) {
         sources.extend(few_rows::sources(options));
     }
@@ -168,7 +169,8 @@ impl CudaBackend {
         let head_kernels = HeadKernels::new(&device, &options, next())?;
         let of_sampling = next();
         let transfers = Rc::new(TransferKernels::new(&device, next())?);
-        let experts = options.experts.then(|| ExpertKernels::new(&device, &options, next())).transpose()?;
+        let of_experts: Vec<_> = experts::sources(&options, device.info()).iter().map(|_| next()).collect();
+        let experts = options.experts.then(|| ExpertKernels::new(&device, &options, &of_experts)).transpose()?;
         let few_rows = few_rows::is_used(&options)
             .then(|| FewRowsKernels::new(&device, &options, [next(), next()]))
             .transpose()?;

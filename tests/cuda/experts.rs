@@ -20,6 +20,7 @@ struct Case {
     shape: ExpertsShape,
     /// Of the experts' matrices. Rows are then multiples of 32, in FP8 of 64, and experts' rows of 16.
     format: Option<WeightFormat>,
+    batch_invariant: bool,
     seed: u64,
 }
 
@@ -42,7 +43,7 @@ impl Case {
             _ => random.pick(&[63, 64, 65, 100]),
         };
         let dtype = random.pick(&[DType::F32, DType::F16, DType::BF16, DType::BF16]);
-        Self { dtype, rows, shape, format: None, seed }
+        Self { dtype, rows, shape, format: None, batch_invariant: random.one_in(3), seed }
     }
 
     fn x(&self) -> Vec<f32> {
@@ -124,6 +125,7 @@ fn on_cuda(case: &Case, x: &[f32], device: &Rc<dyn Device>) -> Vec<f32> {
     let max_rows = rows + 3;
     let mut options = options(case.dtype, 1, layout(case));
     (options.max_rows, options.experts) = (max_rows, true);
+    options.batch_invariant |= case.batch_invariant;
     let mut backend = CudaBackend::new(device.clone(), options).unwrap();
     backend.allocate_kv(layout(case), rows, 0).unwrap();
     let experts = experts(&backend, case, true);
@@ -173,19 +175,51 @@ fn shape(num_experts: usize, num_chosen: usize) -> ExpertsShape {
 #[test]
 fn rows_in_several_pieces() {
     let shape = ExpertsShape { hidden_size: 16, intermediate_size: 8, ..shape(3, 2) };
-    check(&Case { dtype: DType::BF16, rows: 2100, shape, format: None, seed: 5 });
+    check(&case(DType::BF16, 2100, shape, 5));
+}
+
+/// Experts with more rows than a warp group has and with fewer, more slices than shared memory holds, the last of which
+/// is not whole, and more columns than a thread block has.
+fn on_warp_groups() -> Case {
+    let shape = ExpertsShape { hidden_size: 336, intermediate_size: 136, ..shape(4, 2) };
+    case(DType::BF16, 130, shape, 7)
+}
+
+pub fn check_on_warp_groups(device: &dyn Fn(u32) -> Rc<dyn Device>) {
+    check_on(&on_warp_groups(), device);
+}
+
+/// Computes a layer of one expert, whose matrices are multiplied with all rows.
+pub fn mix_one(
+    device: &Rc<dyn Device>,
+    (rows, hidden_size, intermediate_size): (usize, usize, usize),
+    is_hopper: bool,
+) {
+    let shape = ExpertsShape { hidden_size, intermediate_size, ..shape(1, 1) };
+    let case = Case { batch_invariant: !is_hopper, ..case(DType::BF16, rows, shape, 1) };
+    on_cuda(&case, &case.x(), device);
+}
+
+#[test]
+fn many_rows() {
+    check(&on_warp_groups());
+    check(&Case { dtype: DType::F16, batch_invariant: true, ..on_warp_groups() });
 }
 
 /// Checks rows of four experts, of which each row takes two.
 pub fn check_rows(dtype: DType, rows: usize, device: &dyn Fn(u32) -> Rc<dyn Device>) {
-    check_on(&Case { dtype, rows, shape: shape(4, 2), format: None, seed: 2 }, device);
+    check_on(&case(dtype, rows, shape(4, 2), 2), device);
+}
+
+fn case(dtype: DType, rows: usize, shape: ExpertsShape, seed: u64) -> Case {
+    Case { dtype, rows, shape, format: None, batch_invariant: false, seed }
 }
 
 fn quantised(format: impl Into<WeightFormat>, rows: usize) -> Case {
     let format = format.into();
     let hidden_size = if format == WeightFormat::Fp8 { 128 } else { 96 };
     let shape = ExpertsShape { hidden_size, intermediate_size: 64, ..shape(3, 2) };
-    Case { dtype: DType::BF16, rows, shape, format: Some(format), seed: 4 }
+    Case { format: Some(format), ..case(DType::BF16, rows, shape, 4) }
 }
 
 #[test]
@@ -199,7 +233,7 @@ fn quantised_experts() {
 #[test]
 fn a_row_does_not_see_the_others() {
     for dtype in DTYPES {
-        let case = Case { dtype, rows: 70, shape: shape(5, 2), format: None, seed: 3 };
+        let case = case(dtype, 70, shape(5, 2), 3);
         let (x, hidden) = (case.x(), case.shape.hidden_size);
         let (cpu, cuda) = (on_cpu(&case, &x), on_cuda(&case, &x, &batch_invariant_device(0)));
         for row in [0, 1, 33, 69] {
@@ -214,7 +248,7 @@ fn a_row_does_not_see_the_others() {
 
 #[test]
 fn too_many_experts_are_refused() {
-    let case = Case { dtype: DType::F32, rows: 1, shape: shape(64, 33), format: None, seed: 1 };
+    let case = case(DType::F32, 1, shape(64, 33), 1);
     let mut options = options(case.dtype, 1, layout(&case));
     options.experts = true;
     let backend = CudaBackend::new(device(0), options).unwrap();
@@ -227,7 +261,8 @@ fn broken_kernels_are_noticed() {
     if !on_emulation() {
         return;
     }
-    let tiled = Case { dtype: DType::BF16, rows: 200, shape: shape(4, 2), format: None, seed: 2 };
+    // Batch-invariant: not on warp groups.
+    let tiled = Case { batch_invariant: true, ..case(DType::BF16, 200, shape(4, 2), 2) };
     let simple = Case { dtype: DType::F32, ..tiled.clone() };
     let softmax = Case { shape: ExpertsShape { renormalize: false, ..tiled.shape }, ..tiled.clone() };
     let breakages: [(&Case, &str, &str); 11] = [
@@ -235,7 +270,7 @@ fn broken_kernels_are_noticed() {
         (&softmax, "p.renormalize ? total : sum", "total"),
         (&tiled, "weights[best.index] = -1.0f;", ""),
         (&tiled, "index < best.index", "index > best.index"),
-        (&tiled, "tile += ceil_div(counts[i], TILE_ROWS);", "tile += counts[i] / TILE_ROWS;"),
+        (&tiled, "tile += ceil_div(counts[i], p.tile_rows);", "tile += counts[i] / p.tile_rows;"),
         (&tiled, "next[i] + row, min", "next[i], min"),
         (&tiled, "const bool is_inside = from < p.k;", "const bool is_inside = true;"),
         (&tiled, "copy_async_wait<STAGES - 2>();\n        __syncthreads();", "__syncthreads();"),
@@ -246,6 +281,22 @@ fn broken_kernels_are_noticed() {
     parallel(0..breakages.len() as u64, |i| {
         let (case, from, to) = breakages[i as usize];
         breaks("experts.cu", from, to, |device| check_on(case, device));
+    });
+    let hopper = on_warp_groups();
+    let breakages = [
+        ("mbarrier_wait(&barriers.full[place.stage], place.parity);", ""),
+        ("mbarrier_wait(&barriers.empty[place.stage], place.parity ^ 1);", ""),
+        ("const bool is_inside = from < p.k;", "const bool is_inside = true;"),
+        ("min(first_row + i * AT_A_TIME, tile.num_rows - 1)", "0"),
+        ("+ group * GROUP_ROWS * PANEL;", ";"),
+        ("w + PRODUCT_COLS * PANEL + d", "w + d"),
+        ("if (row >= tile.num_rows) {", "if (row + 1 >= tile.num_rows) {"),
+        ("if (column < p.n) {", "if (column <= p.n) {"),
+        ("barriers.init(WARP_GROUP / WARP_SIZE, num_groups", "barriers.init(WARP_GROUP / WARP_SIZE, 2"),
+    ];
+    parallel(0..breakages.len() as u64, |i| {
+        let (from, to) = breakages[i as usize];
+        breaks("experts_hopper.cu", from, to, |device| check_on(&hopper, device));
     });
     let divided = "p.choices[place] / p.piece.num_chosen : place";
     breaks("include/experts.cuh", divided, "p.choices[place] : place", |device| check_on(&tiled, device));

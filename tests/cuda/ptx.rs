@@ -10,6 +10,7 @@ use crate::attention::{attend, check_long, check_tiles};
 use crate::emulation::compile::kernels;
 use crate::emulation::ptx::{Architecture, nvcc};
 use crate::emulation::{EmulatedDevice, EmulatedOptions};
+use crate::experts::check_on_warp_groups;
 use crate::support::{failure_of_broken, parallel};
 use pagetide::backend::cuda::device::Device;
 use std::rc::Rc;
@@ -28,7 +29,7 @@ fn has_nvcc() -> bool {
 }
 
 #[test]
-fn attention_runs_as_ptx() {
+fn attention_and_experts_run_as_ptx() {
     if !has_nvcc() {
         return;
     }
@@ -42,6 +43,7 @@ fn attention_runs_as_ptx() {
     }
     let device = |_| -> Rc<dyn Device> { Rc::new(EmulatedDevice::new(options(Architecture::Sm90a))) };
     check_warp_groups(&device);
+    check_on_warp_groups(&device);
 }
 
 /// A file, a piece of its text, what replaces it, and what the failure has to name.
@@ -187,8 +189,8 @@ fn broken_warp_groups_are_found_with_their_line() {
         // A warp's copies may not have ended when it says so.
         (
             file,
-            "        copy_async_wait<0>();\n        fence_async_proxy();\n        __syncwarp();",
-            "        fence_async_proxy();\n        __syncwarp();",
+            "        copy_async_wait<0>();\n        fence_async_proxy();\n        barriers.publish",
+            "        fence_async_proxy();\n        barriers.publish",
             ["missing wait", "include/ptx"],
         ),
         // Products read queries that other warps have copied.
@@ -219,6 +221,50 @@ fn broken_warp_groups_are_found_with_their_line() {
         let failure = failure_of_broken(file, from, to, &options(Architecture::Sm90a), |device| {
             check_chunks_of_warp_groups(device)
         });
+        let failure = failure.unwrap_or_else(|| panic!("nobody notices {to:?} in place of {from:?} in {file}"));
+        assert!(wanted.iter().all(|part| failure.contains(part)), "{from:?}, {to:?}: {failure}");
+    });
+}
+
+/// The product of experts on warp groups.
+#[test]
+fn broken_expert_products_are_found_with_their_line() {
+    if !has_nvcc() {
+        return;
+    }
+    let file = "experts_hopper.cu";
+    let breakages: [Breakage; 6] = [
+        // Products read slices that the other warps may not have copied.
+        (
+            file,
+            "        mbarrier_wait(&barriers.full[place.stage], place.parity);\n",
+            "",
+            ["race", "include/ptx_hopper.cuh:"],
+        ),
+        // Copies overwrite slices that products may read.
+        (
+            file,
+            "        mbarrier_wait(&barriers.empty[place.stage], place.parity ^ 1);\n",
+            "",
+            ["race", "include/ptx.cuh:"],
+        ),
+        // A slice may not be there when a warp says so.
+        (
+            file,
+            "copy_async_wait<COPIES_AHEAD>();",
+            "copy_async_wait<COPIES_AHEAD + 1>();",
+            ["missing wait", "include/ptx"],
+        ),
+        (file, "    copy_async_wait<0>();\n", "", ["missing wait", "include/ptx"]),
+        // A slice is overwritten while products read it.
+        (file, "wgmma_wait<1>();", "wgmma_wait<2>();", ["missing wait", "include/ptx"]),
+        // The sums are read before the last products have ended.
+        (file, "    wgmma_wait<0>();\n    hold_registers(sums[0]);", "", ["missing wait", "experts_hopper.cu:"]),
+    ];
+    parallel(0..breakages.len() as u64, |i| {
+        let (file, from, to, wanted) = breakages[i as usize];
+        let failure =
+            failure_of_broken(file, from, to, &options(Architecture::Sm90a), |device| check_on_warp_groups(device));
         let failure = failure.unwrap_or_else(|| panic!("nobody notices {to:?} in place of {from:?} in {file}"));
         assert!(wanted.iter().all(|part| failure.contains(part)), "{from:?}, {to:?}: {failure}");
     });
@@ -279,7 +325,7 @@ fn wrong_fragments_give_wrong_results() {
         ("include/attention.cuh", "mma(s[r][2 * n], a[r], b[0], b[1]", "mma(s[r][2 * n], a[r], b[0], b[2]"),
         ("include/attention.cuh", "pair[i % 2 * 2], pair[i % 2 * 2 + 1]", "pair[i % 2 * 2 + 1], pair[i % 2 * 2]"),
         ("include/ptx.cuh", "x4.trans.shared", "x4.shared"),
-        ("attention_hopper.cu", "% PANEL_CHUNKS ^ row % 8", "% PANEL_CHUNKS ^ row % 4"),
+        ("include/warp_groups.cuh", "% PANEL_CHUNKS ^ row % 8", "% PANEL_CHUNKS ^ row % 4"),
     ];
     parallel(0..breakages.len() as u64, |i| {
         let (file, from, to) = breakages[i as usize];

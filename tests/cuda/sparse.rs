@@ -18,7 +18,7 @@ use pagetide::sampling::sampler::Draw;
 use std::rc::Rc;
 
 mod long;
-mod quantized;
+mod weights;
 
 const GIB: usize = 1 << 30;
 

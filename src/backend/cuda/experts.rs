@@ -1,6 +1,11 @@
-//! Launches of `kernels/experts.cu`: layers of experts. The host does not know the router's decisions.
+//! Launches of `kernels/experts.cu` and `kernels/experts_hopper.cu`: layers of experts. The host does not know the
+//! router's decisions.
 
-use super::device::{Device, DeviceBuffer, DevicePtr, DeviceResult, Grid, KernelId, Matmul, ModuleId, ModuleSource};
+mod warp_groups;
+
+use super::device::{
+    Device, DeviceBuffer, DeviceInfo, DevicePtr, DeviceResult, Grid, KernelId, Matmul, ModuleId, ModuleSource,
+};
 use super::options::{CudaOptions, scalar_define};
 use super::products::{self, QuantizedProduct};
 use super::rows::{BatchRows, FloatOrScalar, activation_number};
@@ -10,6 +15,7 @@ use crate::{DType, Experts, ExpertsShape};
 use bytemuck::NoUninit;
 use pagetide_base::error::StartError;
 use std::rc::Rc;
+pub use warp_groups::SHARED_BYTES as HOPPER_PRODUCT_SHARED_BYTES;
 
 const WARP: usize = 32;
 const ROUTE_WARPS: usize = 4;
@@ -57,6 +63,8 @@ struct GroupParams {
     choices: DevicePtr,
     num_tiles: DevicePtr,
     tiles: DevicePtr,
+    tile_rows: u32,
+    padding: u32,
 }
 
 #[derive(Clone, Copy, NoUninit)]
@@ -128,7 +136,7 @@ pub(super) struct ExpertsCall<'a> {
     pub batch_invariant: bool,
 }
 
-/// The module, and its kernels.
+/// The modules, and their kernels.
 pub(super) struct ExpertKernels {
     device: Rc<dyn Device>,
     dtype: DType,
@@ -137,17 +145,35 @@ pub(super) struct ExpertKernels {
     product_rows: KernelId,
     /// The product on tensor cores, for 16-bit types.
     product: Option<KernelId>,
+    /// The product on warp groups, where the device has them.
+    hopper_product: Option<KernelId>,
     activation: KernelId,
     combine: KernelId,
 }
 
-/// The source of [`ExpertKernels`].
-pub(super) fn source(options: &CudaOptions) -> ModuleSource {
+/// The sources of [`ExpertKernels`] on this device: one, or two if it multiplies with warp groups; none if the model has
+/// no experts.
+pub(super) fn sources(options: &CudaOptions, info: &DeviceInfo) -> Vec<ModuleSource> {
+    if !options.experts {
+        return Vec::new();
+    }
     let mut defines = vec![scalar_define(options.dtype)];
     if options.dtype != DType::F32 {
         defines.push(("TENSOR_CORES", "1".into()));
     }
-    ModuleSource { file: "experts.cu", defines }
+    let source = ModuleSource { file: "experts.cu", defines };
+    [source].into_iter().chain(warp_groups::source(options, info)).collect()
+}
+
+/// How the plain products of a layer are computed.
+#[derive(Clone, Copy)]
+enum PlainProduct {
+    /// By `expert_product_hopper`.
+    OnWarpGroups(KernelId),
+    /// By `expert_product`.
+    OnWarps(KernelId),
+    /// By `expert_product_rows`, each row by itself.
+    OfRows,
 }
 
 impl ExpertsCall<'_> {
@@ -186,7 +212,7 @@ impl CudaExpertsWorkspace {
             weights: words(choices)?,
             choices: words(choices)?,
             num_tiles: words(1)?,
-            tiles: DeviceBuffer::new(device, max_tiles(choices, num_experts) * TILE_BYTES)?,
+            tiles: DeviceBuffer::new(device, max_tiles(choices, num_experts, TILE_ROWS) * TILE_BYTES)?,
             up: scalars(2 * intermediate_size)?,
             activated: scalars(intermediate_size)?,
             down: scalars(hidden_size)?,
@@ -200,13 +226,16 @@ pub fn routing_shared_bytes(num_experts: usize) -> [usize; 2] {
 }
 
 /// The most tiles of a product: each expert may have one that is not full.
-fn max_tiles(choices: usize, num_experts: usize) -> usize {
-    choices.min(choices / TILE_ROWS + num_experts)
+fn max_tiles(choices: usize, num_experts: usize, tile_rows: usize) -> usize {
+    choices.min(choices / tile_rows + num_experts)
 }
 
 impl ExpertKernels {
-    pub fn new(device: &Rc<dyn Device>, options: &CudaOptions, module: ModuleId) -> DeviceResult<Self> {
-        let kernel = |name, shared_bytes: usize| device.kernel(module, name, shared_bytes as u32);
+    /// `modules` are those of [`sources`].
+    pub fn new(device: &Rc<dyn Device>, options: &CudaOptions, modules: &[ModuleId]) -> DeviceResult<Self> {
+        let kernel = |name, shared_bytes: usize| device.kernel(modules[0], name, shared_bytes as u32);
+        let hopper_kernel =
+            |&module| device.kernel(module, "expert_product_hopper", HOPPER_PRODUCT_SHARED_BYTES as u32);
         let is_half = options.dtype != DType::F32;
         let [route_bytes, group_bytes] = routing_shared_bytes(MAX_EXPERTS);
         Ok(Self {
@@ -216,6 +245,7 @@ impl ExpertKernels {
             group_choices: kernel("group_choices", group_bytes)?,
             product_rows: kernel("expert_product_rows", 0)?,
             product: is_half.then(|| kernel("expert_product", PRODUCT_SHARED_BYTES)).transpose()?,
+            hopper_product: modules.get(1).map(hopper_kernel).transpose()?,
             activation: kernel("expert_activation", 0)?,
             combine: kernel("combine_experts", 0)?,
         })
@@ -283,7 +313,11 @@ impl ExpertKernels {
         let params = RouteParams { piece, logits, chosen, weights, renormalize, padding: 0 };
         let [route_bytes, group_bytes] = routing_shared_bytes(num_experts);
         self.launch(self.route, [max_rows.div_ceil(ROUTE_WARPS), 1], (ROUTE_WARPS * WARP, route_bytes), &params)?;
-        let params = GroupParams { piece, chosen, choices: places, num_tiles, tiles };
+        let plain = self.plain_product(max_rows, call);
+        let tile_rows = if let PlainProduct::OnWarpGroups(_) = plain { warp_groups::TILE_ROWS } else { TILE_ROWS };
+        let num_blocks = [max_tiles(choices, num_experts, tile_rows), choices];
+        let tile_rows = tile_rows as u32;
+        let params = GroupParams { piece, chosen, choices: places, num_tiles, tiles, tile_rows, padding: 0 };
         self.launch(self.group_choices, [1, 1], (GROUP_THREADS, group_bytes), &params)?;
 
         let product = |x: DevicePtr, w: DevicePtr, out: DevicePtr, (n, k): (usize, usize), gathers: bool| {
@@ -292,40 +326,56 @@ impl ExpertKernels {
         };
         let (gate_up, activated, by_choice) = (work.up.ptr(), work.activated.ptr(), work.down.ptr());
         let params = product(x_rows, up.weights.ptr(), gate_up, (2 * intermediate_size, hidden_size), true);
-        self.product(&up.weights, &params, shape, choices)?;
+        self.product(&up.weights, plain, num_blocks, &params)?;
         let (cols, kind) = (intermediate_size as u32, activation_number(activation));
         let params = ExpertActivationParams { piece, x: gate_up, out: activated, cols, kind };
         let per_block = ROW_THREADS * 16 / self.dtype.size_bytes();
         self.launch(self.activation, [choices, intermediate_size.div_ceil(per_block)], (ROW_THREADS, 0), &params)?;
         let params = product(activated, down.weights.ptr(), by_choice, (hidden_size, intermediate_size), false);
-        self.product(&down.weights, &params, shape, choices)?;
+        self.product(&down.weights, plain, num_blocks, &params)?;
 
         let (out, cols) = (out.ptr() + offset, hidden_size as u32);
         let params = CombineParams { piece, x: by_choice, weights, out, cols, padding: 0 };
         self.launch(self.combine, [max_rows, hidden_size.div_ceil(ROW_THREADS)], (ROW_THREADS, 0), &params)
     }
 
-    /// One of a layer's two products, for up to `choices` rows.
+    fn plain_product(&self, rows: usize, call: &ExpertsCall<'_>) -> PlainProduct {
+        let ExpertsCall { shape, experts: Experts { up, down, .. }, .. } = call;
+        // The kernels on tensor cores copy 16 bytes at a time, so rows must be a multiple of that.
+        let is_aligned = shape.hidden_size.is_multiple_of(8) && shape.intermediate_size.is_multiple_of(8);
+        let are_plain = [up, down].iter().all(|matrices| matches!(matrices.weights, CudaExpertWeights::Plain(_)));
+        match (self.hopper_product, self.product) {
+            (Some(kernel), _) if is_aligned && are_plain && warp_groups::has_enough_rows(rows, shape) => {
+                PlainProduct::OnWarpGroups(kernel)
+            }
+            (_, Some(kernel)) if is_aligned => PlainProduct::OnWarps(kernel),
+            _ => PlainProduct::OfRows,
+        }
+    }
+
+    /// One of a layer's two products.
     fn product(
         &self,
         weights: &CudaExpertWeights,
+        plain: PlainProduct,
+        [max_tiles, max_choices]: [usize; 2],
         params: &ProductParams,
-        shape: &ExpertsShape,
-        choices: usize,
     ) -> DeviceResult<()> {
         let n = params.n as usize;
         if let CudaExpertWeights::Quantized(rows) = weights {
-            return rows.expert_product(params, max_tiles(choices, shape.num_experts), n);
+            return rows.expert_product(params, max_tiles, n);
         }
-        // The kernel on tensor cores copies 16 bytes at a time, so rows must be a multiple of that.
-        let is_aligned = shape.hidden_size.is_multiple_of(8) && shape.intermediate_size.is_multiple_of(8);
-        match self.product.filter(|_| is_aligned) {
-            Some(product) => {
-                let blocks = [max_tiles(choices, shape.num_experts), n.div_ceil(TILE_COLS)];
-                self.launch(product, blocks, (PRODUCT_WARPS * WARP, PRODUCT_SHARED_BYTES), params)
+        match plain {
+            PlainProduct::OnWarpGroups(kernel) => {
+                let blocks = [max_tiles, n.div_ceil(warp_groups::TILE_COLS)];
+                self.launch(kernel, blocks, (warp_groups::THREADS, HOPPER_PRODUCT_SHARED_BYTES), params)
             }
-            None => {
-                let blocks = [choices, n.div_ceil(PRODUCT_WARPS * WARP_COLS)];
+            PlainProduct::OnWarps(kernel) => {
+                let blocks = [max_tiles, n.div_ceil(TILE_COLS)];
+                self.launch(kernel, blocks, (PRODUCT_WARPS * WARP, PRODUCT_SHARED_BYTES), params)
+            }
+            PlainProduct::OfRows => {
+                let blocks = [max_choices, n.div_ceil(PRODUCT_WARPS * WARP_COLS)];
                 self.launch(self.product_rows, blocks, (PRODUCT_WARPS * WARP, 0), params)
             }
         }

@@ -60,7 +60,7 @@ fn broken_kernels_are_noticed() {
     let (chunked, windows) = (chunked(), windows());
     let file = "attention_hopper.cu";
     let breakages: [(&Case, &str, &str, &str); 8] = [
-        (&windows, file, "% PANEL_CHUNKS ^ row % 8", "% PANEL_CHUNKS ^ row % 4"),
+        (&windows, "include/warp_groups.cuh", "% PANEL_CHUNKS ^ row % 8", "% PANEL_CHUNKS ^ row % 4"),
         (&windows, file, "mbarrier_wait(&control.k.full[k_place.stage], k_place.parity);", ""),
         (&chunked, file, "mbarrier_wait(&barriers.empty[place.stage], place.parity ^ 1);", ""),
         (&windows, file, "            factors[half] = softmax", "            factors[half] = 1.0f; softmax"),

@@ -2,7 +2,8 @@
 
 use super::super::device::{DeviceInfo, ModuleSource};
 use super::super::options::{CudaOptions, head_defines};
-use crate::{DType, KvDType};
+use super::super::warp_groups;
+use crate::KvDType;
 
 /// Threads of a thread block: a warp group that copies, and two that compute.
 const THREADS: usize = 3 * 128;
@@ -24,18 +25,15 @@ pub struct WarpGroupPrefill {
 impl WarpGroupPrefill {
     /// `Err` says why prompts are computed by `attention_prefill` instead.
     pub fn choose(options: &CudaOptions, info: &DeviceInfo) -> Result<Self, &'static str> {
-        let CudaOptions { dtype, kv, batch_invariant, .. } = options;
-        let needs = [
-            (info.compute_capability == (9, 0), "the device's compute capability is not 9.0"),
-            (*dtype != DType::F32, "the model's type is float32"),
-            ([64, 128].contains(&kv.head_dim), "heads have neither 64 nor 128 dimensions"),
-            (matches!(kv.dtype, KvDType::Plain(_)), "the KV cache holds codes"),
-            (!batch_invariant, "device.batch_invariant needs a kernel with the same bits as that of decodes"),
-        ];
-        match needs.iter().find(|(is_met, _)| !is_met) {
-            Some((_, why)) => Err(why),
-            None => Ok(Self { head_dim: kv.head_dim }),
+        warp_groups::check(options, info)?;
+        let kv = &options.kv;
+        if ![64, 128].contains(&kv.head_dim) {
+            return Err("heads have neither 64 nor 128 dimensions");
         }
+        if matches!(kv.dtype, KvDType::Codes(_)) {
+            return Err("the KV cache holds codes");
+        }
+        Ok(Self { head_dim: kv.head_dim })
     }
 
     pub fn source(&self, options: &CudaOptions) -> ModuleSource {
@@ -65,7 +63,7 @@ impl WarpGroupPrefill {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{CodeType, KvLayout};
+    use crate::{CodeType, DType, KvLayout};
 
     #[test]
     fn it_is_chosen_where_it_can_compute_what_is_asked_for() {

@@ -25,6 +25,7 @@ const SOURCES: &[(&str, &str)] = files![
     "attention_hopper.cu",
     "attention_rows.cu",
     "experts.cu",
+    "experts_hopper.cu",
     "few_rows.cu",
     "few_rows_qkv.cu",
     "heads.cu",
@@ -52,6 +53,7 @@ const HEADERS: &[(&str, &str)] = files![
     "include/reduce.cuh",
     "include/sampling.cuh",
     "include/types.cuh",
+    "include/warp_groups.cuh",
 ];
 
 /// Machine code of a module, and NVRTC's messages.

@@ -1,10 +1,11 @@
-//! Quantised weights beyond 4 GiB: rows of a table, and matrices of many experts. Kernels are launched alone, because a
-//! matrix of such a size would have to be packed first.
+//! Weights beyond 4 GiB for kernels that are launched alone, because a matrix of such a size would have to be packed
+//! first, or so many rows for so many experts computed: rows of a quantised table, and matrices of many experts.
 
 use super::{device_with_room, put};
 use crate::support::*;
 use pagetide::backend::DType;
-use pagetide::backend::cuda::device::{Device, DeviceBuffer, DevicePtr, Grid};
+use pagetide::backend::cuda::device::{Device, DeviceBuffer, DevicePtr, Grid, ModuleSource};
+use pagetide::backend::cuda::experts::HOPPER_PRODUCT_SHARED_BYTES;
 use pagetide::backend::cuda::{WeightTiles, quantized};
 use pagetide::backend::quant::QuantFormat;
 use std::rc::Rc;
@@ -41,12 +42,22 @@ fn words(device: &Rc<dyn Device>, words: &[u32]) -> DeviceBuffer {
     upload_bytes(device, &words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>())
 }
 
-fn launch(device: &Rc<dyn Device>, kernel: &str, threads: u32, shared_bytes: usize, params: Params) {
-    let module = device.load_modules(&[quantized::source(TILES, DType::BF16)]).unwrap()[0];
+fn launch(
+    device: &Rc<dyn Device>,
+    source: ModuleSource,
+    kernel: &str,
+    (threads, shared_bytes): (u32, usize),
+    params: Params,
+) {
+    let module = device.load_modules(&[source]).unwrap()[0];
     let kernel = device.kernel(module, kernel, shared_bytes as u32).unwrap();
     let grid = Grid { blocks: [1, 1, 1], threads, shared_bytes: shared_bytes as u32 };
     // SAFETY: the parameters are those of the kernel, and the callers keep the memory until the device is done.
     unsafe { device.launch(kernel, grid, &params.0) }.unwrap();
+}
+
+fn quantized_source() -> ModuleSource {
+    quantized::source(TILES, DType::BF16)
 }
 
 /// The row of a token whose tile has `tiles_before` tiles before it.
@@ -62,14 +73,21 @@ fn looked_up(device: &Rc<dyn Device>, tiles_before: usize) -> Vec<f32> {
     let addresses = [batch.ptr(), DevicePtr::NULL, table.ptr(), out.ptr(), DevicePtr::NULL];
     let params = Params::default().addresses(&addresses);
     let params = params.words(&[TILE_K as u32, rows as u32, 1_f32.to_bits(), 0, 0, 0]);
-    launch(device, "quantized_lookup", 256, 0, params);
+    launch(device, quantized_source(), "quantized_lookup", (256, 0), params);
     download(device, &out, DType::F32)
 }
 
-/// The product of a row with the matrix of an expert.
-fn product_of(device: &Rc<dyn Device>, expert: usize) -> Vec<f32> {
-    let weights = DeviceBuffer::new(device, (expert + 1) * TILES.tile_bytes()).unwrap();
-    put(device, weights.ptr() + expert * TILES.tile_bytes(), &tile_bytes(2));
+/// The product of a row with the matrix of an expert, of which there are `bytes`.
+fn product_of(
+    device: &Rc<dyn Device>,
+    expert: usize,
+    bytes: &[u8],
+    source: ModuleSource,
+    kernel: &str,
+    launched: (u32, usize),
+) -> Vec<f32> {
+    let weights = DeviceBuffer::new(device, (expert + 1) * bytes.len()).unwrap();
+    put(device, weights.ptr() + expert * bytes.len(), bytes);
     let x = upload(device, &Random(3).floats(TILE_K, DType::BF16), DType::BF16);
     let out = DeviceBuffer::new(device, TILE_N * 2).unwrap();
     let (choices, num_tiles, tiles) = (words(device, &[0]), words(device, &[1]), words(device, &[expert as u32, 0, 1]));
@@ -77,17 +95,34 @@ fn product_of(device: &Rc<dyn Device>, expert: usize) -> Vec<f32> {
     let params = Params::default().addresses(&[DevicePtr::NULL]).words(&[0, 1, expert as u32 + 1, 1]);
     let addresses = [DevicePtr::NULL, choices.ptr(), num_tiles.ptr(), tiles.ptr(), x.ptr(), weights.ptr(), out.ptr()];
     let params = params.addresses(&addresses).words(&[TILE_N as u32, TILE_K as u32, 0, 0]);
-    launch(device, "quantized_expert_product", 128, quantized::tiled_shared_bytes(TILES), params);
+    launch(device, source, kernel, launched, params);
     download(device, &out, DType::BF16)
 }
 
+fn quantised_product_of(device: &Rc<dyn Device>, expert: usize) -> Vec<f32> {
+    let launched = (128, quantized::tiled_shared_bytes(TILES));
+    product_of(device, expert, &tile_bytes(2), quantized_source(), "quantized_expert_product", launched)
+}
+
+fn product_on_warp_groups_of(device: &Rc<dyn Device>, expert: usize) -> Vec<f32> {
+    let source = ModuleSource { file: "experts_hopper.cu", defines: vec![("DTYPE", "bf16".into())] };
+    let matrix = DType::BF16.encode(&Random(2).floats(TILE_N * TILE_K, DType::BF16));
+    product_of(device, expert, &matrix, source, "expert_product_hopper", (384, HOPPER_PRODUCT_SHARED_BYTES))
+}
+
+/// Compares what is computed of the second of many pieces of weights, and of one beyond 4 GiB.
+fn check(device: &Rc<dyn Device>, what: &str, piece_bytes: usize, run: fn(&Rc<dyn Device>, usize) -> Vec<f32>) {
+    let expected = run(device, 1);
+    assert!(expected.iter().all(|x| x.is_finite()) && expected.iter().any(|x| x.abs() > 0.1), "{what}");
+    assert_eq!(bits(&run(device, (1 << 32) / piece_bytes + 2)), bits(&expected), "{what}");
+}
+
 #[test]
-fn tiles_beyond_4_gib() {
-    let far = (1 << 32) / TILES.tile_bytes() + 2;
+fn weights_beyond_4_gib() {
     let Some(device) = device_with_room(5 << 30) else { return };
-    for (what, run) in [("lookup", looked_up as fn(&Rc<dyn Device>, usize) -> Vec<f32>), ("product", product_of)] {
-        let expected = run(&device, 1);
-        assert!(expected.iter().all(|x| x.is_finite()) && expected.iter().any(|x| x.abs() > 0.1), "{what}");
-        assert_eq!(bits(&run(&device, far)), bits(&expected), "{what}");
+    check(&device, "lookup", TILES.tile_bytes(), looked_up);
+    check(&device, "quantised product", TILES.tile_bytes(), quantised_product_of);
+    if device.info().compute_capability == (9, 0) {
+        check(&device, "product on warp groups", TILE_N * TILE_K * 2, product_on_warp_groups_of);
     }
 }
