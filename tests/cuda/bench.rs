@@ -1,6 +1,7 @@
 //! `pagetide bench gpu` at sizes that the emulation can do: every figure is there and is finite.
 
 use crate::support::model_device;
+use pagetide::backend::{Activation, ExpertsShape};
 use pagetide::bench::gpu::{Sizes, measure};
 
 const MODEL: &str = r#"{
@@ -20,6 +21,17 @@ fn every_figure_is_measured() {
         on_prefixes: vec![(60, 5)],
         copy_bytes: 1 << 20,
         products: vec![(32, 64)],
+        experts: (
+            ExpertsShape {
+                num_experts: 4,
+                num_chosen: 2,
+                hidden_size: 32,
+                intermediate_size: 24,
+                activation: Activation::Silu,
+                renormalize: true,
+            },
+            vec![1, 40],
+        ),
         block_sizes: vec![16, 8],
         model: Some(MODEL),
         batches: vec![1, 3],
@@ -40,6 +52,8 @@ fn every_figure_is_measured() {
         ("prefill attention", 4),
         ("kernels for few rows", 2),
         ("cuBLASLt", 2),
+        ("experts, 1 rows", 2),
+        ("experts, 40 rows", 2),
         ("swap ", 6),
         ("prefill of", 2),
         ("on a prefix of 60", 2),

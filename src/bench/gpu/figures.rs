@@ -1,6 +1,7 @@
 //! The measured numbers, and what they are measured with.
 
 use pagetide_backend::cuda::device::{Device, DeviceResult};
+use pagetide_backend::{Activation, ExpertsShape};
 use pagetide_base::error::StartError;
 use serde::Serialize;
 use std::fmt;
@@ -22,6 +23,8 @@ pub struct Sizes {
     pub copy_bytes: usize,
     /// `(n, k)` of the matrices of products of few rows.
     pub products: Vec<(usize, usize)>,
+    /// A layer of experts, and rows that it is computed for.
+    pub experts: (ExpertsShape, Vec<usize>),
     pub block_sizes: Vec<usize>,
     /// `config.json` of the model of the whole steps; none are measured without.
     pub model: Option<&'static str>,
@@ -56,6 +59,18 @@ impl Sizes {
             prefill: 8192,
             on_prefixes: vec![(32_768, 32), (32_768, 512), (8192, 32)],
             copy_bytes: 1 << 30,
+            // Qwen3-30B-A3B's.
+            experts: (
+                ExpertsShape {
+                    num_experts: 128,
+                    num_chosen: 8,
+                    hidden_size: 2048,
+                    intermediate_size: 768,
+                    activation: Activation::Silu,
+                    renormalize: true,
+                },
+                vec![1, 32, 256, 2048],
+            ),
             products: vec![(6144, 4096), (4096, 4096), (28_672, 4096), (4096, 14_336)],
             block_sizes: vec![16],
             model: Some(LLAMA_8B),

@@ -1,9 +1,9 @@
-//! Copies and attention by themselves.
+//! Copies, products and attention by themselves.
 
 use super::figures::{Bandwidths, Figure, Goal, Sizes, seconds};
 use pagetide_backend::cuda::device::{Copy, Device, DeviceBuffer, DevicePtr, DeviceResult, PinnedBuffer, Stream};
 use pagetide_backend::cuda::{CudaBackend, CudaOptions, FewRowsUse};
-use pagetide_backend::{AttentionShape, Backend, Batch, BatchSeq, DType, KvLayout, NO_SOURCE, TensorRole};
+use pagetide_backend::{AttentionShape, Backend, Batch, BatchSeq, DType, Experts, KvLayout, NO_SOURCE, TensorRole};
 use pagetide_base::error::StartError;
 use pagetide_base::ids::BlockId;
 use std::rc::Rc;
@@ -63,6 +63,17 @@ struct BatchLimits {
     len: usize,
 }
 
+/// Which kernels a backend has.
+#[derive(Clone, Copy)]
+struct KernelChoice {
+    batch_invariant: bool,
+    few_rows: FewRowsUse,
+    experts: bool,
+}
+
+const WITHOUT_FEW_ROWS: KernelChoice =
+    KernelChoice { batch_invariant: false, few_rows: FewRowsUse::Never, experts: false };
+
 /// A backend with nothing but KV blocks, all random.
 struct KernelBench {
     device: Rc<dyn Device>,
@@ -78,7 +89,7 @@ impl KernelBench {
         layout: KvLayout,
         limits: BatchLimits,
         (num_blocks, num_swap_blocks): (usize, usize),
-        (batch_invariant, few_rows): (bool, FewRowsUse),
+        KernelChoice { batch_invariant, few_rows, experts }: KernelChoice,
     ) -> Result<Self, StartError> {
         let options = CudaOptions {
             dtype: DTYPE,
@@ -93,7 +104,7 @@ impl KernelBench {
             batch_invariant,
             few_rows,
             softcap: false,
-            experts: false,
+            experts,
             windows: vec![None],
         };
         let mut backend = CudaBackend::new(device.clone(), options)?;
@@ -205,7 +216,8 @@ pub(super) fn products(
         // Matrices that take turns are out of the cache when their turn comes again.
         let count = (sizes.copy_bytes / 4).div_ceil(bytes).max(2) as u64;
         for (few_rows, kernels) in [(FewRowsUse::Always, "kernels for few rows"), (FewRowsUse::Never, "cuBLASLt")] {
-            let mut bench = KernelBench::new(device, sizes, layout, limits, (MAX_ROWS, 0), (false, few_rows))?;
+            let choice = KernelChoice { few_rows, ..WITHOUT_FEW_ROWS };
+            let mut bench = KernelBench::new(device, sizes, layout, limits, (MAX_ROWS, 0), choice)?;
             let matrices = (0..count).map(|seed| bench.backend.random_matrix(*n, *k, DTYPE, seed));
             let matrices = matrices.collect::<Result<Vec<_>, _>>()?;
             let tensor = |cols| bench.backend.tensor(MAX_ROWS, cols, TensorRole::Activation);
@@ -224,6 +236,49 @@ pub(super) fn products(
                 let measure = format!("product, {rows} x {n} x {k}, {kernels}");
                 report(Figure::new(measure, bytes as f64 / time / GB, "GB/s").out_of(bandwidths.device / GB, None));
             }
+        }
+    }
+    Ok(())
+}
+
+/// A layer of experts, with random choices. Its matrices are larger than the caches. On Hopper, many rows have another
+/// kernel, but not if they are batch-invariant.
+pub(super) fn experts(
+    device: &Rc<dyn Device>,
+    sizes: &Sizes,
+    report: &mut dyn FnMut(Figure),
+) -> Result<(), StartError> {
+    let (shape, row_counts) = &sizes.experts;
+    let (count, hidden, width) = (shape.num_experts, shape.hidden_size, shape.intermediate_size);
+    let max_rows = row_counts.iter().copied().max().unwrap_or(1);
+    let (_, num_kv_heads, head_dim) = sizes.heads;
+    let layout = KvLayout { num_layers: 1, num_kv_heads, head_dim, block_size: 16, dtype: DTYPE.into() };
+    let limits = BatchLimits { rows: max_rows, seqs: 1, len: max_rows };
+    let num_blocks = max_rows.div_ceil(layout.block_size);
+    for (batch_invariant, how) in [(false, ""), (true, ", batch-invariant")] {
+        let choice = KernelChoice { batch_invariant, experts: true, ..WITHOUT_FEW_ROWS };
+        let mut bench = KernelBench::new(device, sizes, layout, limits, (num_blocks, 0), choice)?;
+        let experts = Experts {
+            router: bench.backend.random_matrix(count, hidden, DTYPE, 1)?,
+            up: bench.backend.random_matrices(count, 2 * width, hidden, DTYPE, 2)?,
+            down: bench.backend.random_matrices(count, hidden, width, DTYPE, 3)?,
+        };
+        let mut work = bench.backend.experts_workspace(max_rows, shape)?;
+        let tensor = || bench.backend.tensor(max_rows, hidden, TensorRole::Activation);
+        let (x, mut out) = (tensor()?, tensor()?);
+        bench.randomize(x.buffer().ptr(), x.buffer().bytes())?;
+        for rows in row_counts {
+            bench.backend.begin(&bench.batch(&[(0, *rows)]));
+            let time = seconds(&**device, sizes, || {
+                bench.backend.mix_experts(&x, &experts, shape, &mut work, &mut out);
+                Ok(())
+            })?;
+            bench.backend.end_step();
+            bench.backend.finish_step();
+            // Three products of a row with each of its experts.
+            let flops = (rows * shape.num_chosen * 3 * 2 * hidden * width) as f64;
+            let measure = format!("experts, {rows} rows, {} of {count}, {hidden} x {width}{how}", shape.num_chosen);
+            report(Figure::new(measure, flops / time / 1e12, "TFLOP/s"));
         }
     }
     Ok(())
@@ -251,7 +306,7 @@ pub(super) fn attention(
         seqs,
         len: works.map(|(_, tokens)| tokens).max().unwrap_or(1),
     };
-    let mut bench = KernelBench::new(device, sizes, layout, limits, (num_blocks, 0), (false, FewRowsUse::Never))?;
+    let mut bench = KernelBench::new(device, sizes, layout, limits, (num_blocks, 0), WITHOUT_FEW_ROWS)?;
 
     for (batch, tokens) in &sizes.decodes {
         let time = bench.attention(sizes, &vec![(tokens - 1, 1); *batch], 0)?;
@@ -301,11 +356,8 @@ pub(super) fn attention(
     // On Hopper this is another kernel.
     let blocks = (blocks((1, sizes.prefill)), 0);
     let limits = BatchLimits { rows: sizes.prefill, seqs: 1, len: sizes.prefill };
-    prefill(
-        &mut KernelBench::new(device, sizes, layout, limits, blocks, (true, FewRowsUse::Never))?,
-        ", batch-invariant",
-        250.0,
-    )
+    let choice = KernelChoice { batch_invariant: true, ..WITHOUT_FEW_ROWS };
+    prefill(&mut KernelBench::new(device, sizes, layout, limits, blocks, choice)?, ", batch-invariant", 250.0)
 }
 
 /// Swap copies of blocks all over both pools: each way, and both ways at once.
@@ -321,7 +373,7 @@ pub(super) fn swap(
     let num_blocks = (sizes.copy_bytes / layout.block_bytes()).max(2);
     let limits = BatchLimits { rows: 8, seqs: 8, len: block_size };
     let blocks = (2 * num_blocks, 2 * num_blocks);
-    let mut bench = KernelBench::new(device, sizes, layout, limits, blocks, (false, FewRowsUse::Never))?;
+    let mut bench = KernelBench::new(device, sizes, layout, limits, blocks, WITHOUT_FEW_ROWS)?;
     let few = Sizes { runs: sizes.runs.div_ceil(10), ..sizes.clone() };
     // Sequences' blocks come and go: runs of a few neighbours, here of four.
     let runs_of_four = |blocks: Vec<u32>, from: usize| -> Vec<BlockId> {
