@@ -32,6 +32,9 @@ pub(super) trait Simd: Copy {
     /// Four bytes in each of sixteen lanes.
     type Bytes: Copy;
 
+    /// Runs a kernel as a function of its own. A large function takes more than its share of the compile time.
+    fn call<K: SimdKernel>(self, kernel: K) -> K::Output;
+
     /// Rows and panels of the register tile of a matrix product with many rows.
     const TILE_ROWS: usize;
     const TILE_PANELS: usize;

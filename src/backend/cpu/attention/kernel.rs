@@ -166,6 +166,44 @@ struct UnitKernel<'a> {
     part: UnitPart,
 }
 
+/// [`UnitKernel::tile`]
+struct FloatTile<'k, 'a> {
+    unit: &'k UnitKernel<'a>,
+    tile: usize,
+    range: (usize, usize),
+    state: SoftmaxState,
+}
+
+/// [`UnitKernel::short_tile`]
+struct ShortTile<'k, 'a> {
+    unit: &'k UnitKernel<'a>,
+    codes: ShortCodes,
+    tile: usize,
+    range: (usize, usize),
+    state: SoftmaxState,
+}
+
+impl SimdKernel for FloatTile<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        // SAFETY: `UnitKernel::partition` has the same contract.
+        unsafe { self.unit.tile(simd, self.tile, self.range, self.state) }
+    }
+}
+
+impl SimdKernel for ShortTile<'_, '_> {
+    type Output = ();
+    const HAS_INTEGER_PRODUCTS: bool = true;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        // SAFETY: as above; the queries were encoded.
+        unsafe { self.unit.short_tile(simd, self.codes, self.tile, self.range, self.state) }
+    }
+}
+
 impl SimdKernel for UnitKernel<'_> {
     type Output = ();
     const HAS_INTEGER_PRODUCTS: bool = true;
@@ -240,9 +278,10 @@ impl UnitKernel<'_> {
                 self.encode_queries(codes);
             }
             for tile in from / TILE..to.div_ceil(TILE) {
+                let range = (from, to);
                 match shorts {
-                    Some(codes) => self.short_tile(simd, codes, tile, (from, to), state),
-                    None => self.tile(simd, tile, (from, to), state),
+                    Some(codes) => simd.call(ShortTile { unit: self, codes, tile, range, state }),
+                    None => simd.call(FloatTile { unit: self, tile, range, state }),
                 }
             }
         }

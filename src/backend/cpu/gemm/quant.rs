@@ -105,24 +105,21 @@ impl<F: PanelFormat> SimdKernel for QuantKernel<'_, F> {
                 let (mut width, mut first_left) = (1, row);
                 // Small blocks are no faster when taken apart.
                 if const { !F::IS_SMALL } {
-                    // SAFETY: the panels exist (`ProductPart::run`), and no row is past the part's last. (The bounds
-                    // are constants, so that no code is made for tiles that an instruction set does not use.)
-                    unsafe {
-                        if const { S::QUANT_ROWS == 8 && S::QUANT_PANELS == 2 } && left >= 2 {
-                            width = 2;
-                            first_left = self.many_rows::<S, 4, 2>(simd, rows.clone(), panel);
-                        } else if const { S::QUANT_ROWS == 8 } {
-                            first_left = self.many_rows::<S, 8, 1>(simd, rows.clone(), panel);
-                        } else if const { S::QUANT_ROWS == 4 } {
-                            first_left = self.many_rows::<S, 4, 1>(simd, rows.clone(), panel);
-                        } else {
-                            first_left = self.many_rows::<S, 2, 1>(simd, rows.clone(), panel);
-                        }
+                    // (The bounds are constants, so that no code is made for tiles that an instruction set does not
+                    // use.)
+                    if const { S::QUANT_ROWS == 8 && S::QUANT_PANELS == 2 } && left >= 2 {
+                        width = 2;
+                        first_left = self.many_rows::<S, 4, 2>(simd, &rows, panel);
+                    } else if const { S::QUANT_ROWS == 8 } {
+                        first_left = self.many_rows::<S, 8, 1>(simd, &rows, panel);
+                    } else if const { S::QUANT_ROWS == 4 } {
+                        first_left = self.many_rows::<S, 4, 1>(simd, &rows, panel);
+                    } else {
+                        first_left = self.many_rows::<S, 2, 1>(simd, &rows, panel);
                     }
                 }
                 for panel in panel..panel + width {
-                    // SAFETY: as above.
-                    unsafe { self.rows::<S>(simd, first_left..rows.end, panel) };
+                    self.few_rows(simd, first_left..rows.end, panel);
                 }
                 panel += width;
             }
@@ -131,142 +128,50 @@ impl<F: PanelFormat> SimdKernel for QuantKernel<'_, F> {
 }
 
 impl<F: PanelFormat> QuantKernel<'_, F> {
-    /// Computes all whole tiles of `M` rows of `P` panels if the rows are many: the panels are taken apart once for all
-    /// of them. Returns the first row that is left.
-    ///
-    /// # Safety
-    /// The rows and the panels exist.
+    /// Computes all whole tiles of `M` rows of `P` panels if the rows are many. Returns the first row that is left.
     #[inline(always)]
-    unsafe fn many_rows<S: Simd, const M: usize, const P: usize>(
-        &self,
-        simd: S,
-        rows: Range<usize>,
-        panel: usize,
-    ) -> usize {
+    fn many_rows<S: Simd, const M: usize, const P: usize>(&self, simd: S, rows: &Range<usize>, panel: usize) -> usize {
         // The rows of a register tile are in one tile of the input.
         if rows.len() < self.many_rows.max(M) || !rows.start.is_multiple_of(MAX_TILE_ROWS) {
             return rows.start;
         }
-        let num_rows = rows.len() / M * M;
-        let layout = PanelLayout::of(F::FORMAT);
-        const { assert!(F::BLOCKS == PanelLayout::of(F::FORMAT).blocks) };
-        let mut results = [[[0.0_f32; LANES]; P]; BLOCK_ROWS];
-        let mut space = [const { UnpackedChunk::new() }; P];
-        // SAFETY: the caller's promise. A panel has `num_chunks` chunks.
-        unsafe {
-            for chunk in 0..layout.num_chunks(F::FORMAT, self.operands.w.k()) {
-                let mut at = [std::ptr::null(); P];
-                for p in 0..P {
-                    let data: *const u8 = self.operands.w.panel(panel + p).data.get();
-                    space[p].fill(simd, self.format, data.add(chunk * layout.chunk_bytes));
-                    at[p] = space[p].as_ptr();
-                }
-                for first in (0..num_rows).step_by(M) {
-                    let x = self.operands.x.row(F::IS_SMALL, rows.start + first);
-                    let mut sums = [[simd.splat(0.0); P]; M];
-                    for m in 0..M {
-                        for p in 0..P {
-                            sums[m][p] = simd.load(results[first + m][p].as_ptr());
-                        }
-                    }
-                    add_chunk(simd, Unpacked(self.format), at, chunk, x, &mut sums);
-                    for m in 0..M {
-                        for p in 0..P {
-                            simd.store(results[first + m][p].as_mut_ptr(), sums[m][p]);
-                        }
-                    }
-                }
-            }
-            for first in (0..num_rows).step_by(M) {
-                let mut sums = [[simd.splat(0.0); P]; M];
-                for m in 0..M {
-                    for p in 0..P {
-                        sums[m][p] = simd.load(results[first + m][p].as_ptr());
-                    }
-                }
-                let row = rows.start + first;
-                self.store(simd, row, row..row + M, panel, sums);
-            }
-        }
-        rows.start + num_rows
+        let rows = rows.start..rows.start + rows.len() / M * M;
+        let end = rows.end;
+        simd.call(UnpackedTiles::<F, M, P> { kernel: self, rows, panel });
+        end
     }
 
     /// Some rows of a panel.
-    ///
-    /// # Safety
-    /// The rows and the panel exist.
     #[inline(always)]
-    unsafe fn rows<S: Simd>(&self, simd: S, Range { start: mut row, end }: Range<usize>, panel: usize) {
+    fn few_rows<S: Simd>(&self, simd: S, Range { start: mut row, end }: Range<usize>, panel: usize) {
         while row < end {
             // The rows of a register tile are in one tile of the input.
             let rest = (end - row).min(MAX_TILE_ROWS - row % MAX_TILE_ROWS).min(S::QUANT_ROWS);
-            // SAFETY: the caller's promise; no tile is taller than the rows that are left.
-            unsafe {
-                // The bounds are constants, so that no code is made for tiles that an instruction set does not use.
-                match rest {
-                    1 => {
-                        self.row::<S>(simd, row, panel);
-                        row += 1;
-                    }
-                    8.. if const { S::QUANT_ROWS >= 8 } => {
-                        self.tile::<S, 8>(simd, row, row..row + 8, panel);
-                        row += 8;
-                    }
-                    4.. if const { S::QUANT_ROWS >= 4 } => {
-                        self.tile::<S, 4>(simd, row, row..row + 4, panel);
-                        row += 4;
-                    }
-                    _ => {
-                        self.tile::<S, 2>(simd, row, row..row + 2, panel);
-                        row += 2;
-                    }
+            // The bounds are constants, so that no code is made for tiles that an instruction set does not use.
+            match rest {
+                1 if self.operands.x.tile_height(F::IS_SMALL) == 1 => {
+                    simd.call(RowTile::<F, 1> { kernel: self, row, stored: row..row + 1, panel });
+                    row += 1;
                 }
-            }
-        }
-    }
-
-    /// One row of a panel. The kernel of a single row takes its words side by side, which saves address arithmetic. So
-    /// a row that has others in its tile of the input is computed with one of these.
-    ///
-    /// # Safety
-    /// The row and the panel exist.
-    #[inline(always)]
-    unsafe fn row<S: Simd>(&self, simd: S, row: usize, panel: usize) {
-        // SAFETY: the caller's promise. All rows of a tile can be read.
-        unsafe {
-            match self.operands.x.tile_height(F::IS_SMALL) {
-                1 => self.tile::<S, 1>(simd, row, row..row + 1, panel),
-                height => {
+                8.. if const { S::QUANT_ROWS >= 8 } => {
+                    simd.call(RowTile::<F, 8> { kernel: self, row, stored: row..row + 8, panel });
+                    row += 8;
+                }
+                4.. if const { S::QUANT_ROWS >= 4 } => {
+                    simd.call(RowTile::<F, 4> { kernel: self, row, stored: row..row + 4, panel });
+                    row += 4;
+                }
+                _ => {
+                    // The kernel of a single row takes its words side by side, which saves address arithmetic. So a row
+                    // that has others in its tile of the input is computed with one of these. All rows of a tile can be
+                    // read.
+                    let next = row + rest.min(2);
                     let in_tile = row % MAX_TILE_ROWS;
-                    let first = row - in_tile + in_tile.min(height - 2);
-                    self.tile::<S, 2>(simd, first, row..row + 1, panel);
+                    let first = row - in_tile + in_tile.min(self.operands.x.tile_height(F::IS_SMALL) - 2);
+                    simd.call(RowTile::<F, 2> { kernel: self, row: first, stored: row..next, panel });
+                    row = next;
                 }
             }
-        }
-    }
-
-    /// Computes `M` rows of a panel in registers, and stores some of them. A single row is alone in its tile of the
-    /// input.
-    ///
-    /// # Safety
-    /// The input has the rows `row .. row + M`. The stored ones and the panel exist.
-    #[inline(always)]
-    unsafe fn tile<S: Simd, const M: usize>(&self, simd: S, row: usize, stored: Range<usize>, panel: usize) {
-        let layout = PanelLayout::of(F::FORMAT);
-        let mut results = [[simd.splat(0.0)]; M];
-        // SAFETY: a panel has `num_chunks` chunks. A row of the input is as long, with zeros behind its end.
-        unsafe {
-            let mut at: *const u8 = self.operands.w.panel(panel).data.get();
-            let mut x = self.operands.x.row(F::IS_SMALL, row);
-            if M == 1 {
-                debug_assert_eq!(x.stride, 1);
-                x.stride = 1; // so that the compiler knows it
-            }
-            for chunk in 0..layout.num_chunks(F::FORMAT, self.operands.w.k()) {
-                add_chunk(simd, self.format, [at], chunk, x, &mut results);
-                at = at.add(layout.chunk_bytes);
-            }
-            self.store(simd, row, stored, panel, results);
         }
     }
 
@@ -297,6 +202,103 @@ impl<F: PanelFormat> QuantKernel<'_, F> {
                     unsafe { self.part.store(simd, row + m, panel + p, results[m][p]) };
                 }
             }
+        }
+    }
+}
+
+/// Whole tiles of `M` rows of `P` panels, from a whole tile of the input on. The panels are taken apart once for all of
+/// them. The rows and the panels are those of the part.
+struct UnpackedTiles<'k, 'a, F, const M: usize, const P: usize> {
+    kernel: &'k QuantKernel<'a, F>,
+    rows: Range<usize>,
+    panel: usize,
+}
+
+impl<F: PanelFormat, const M: usize, const P: usize> SimdKernel for UnpackedTiles<'_, '_, F, M, P> {
+    type Output = ();
+    const HAS_INTEGER_PRODUCTS: bool = true;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Self { kernel, rows, panel } = self;
+        let QuantKernel { operands, format, .. } = kernel;
+        let layout = PanelLayout::of(F::FORMAT);
+        const { assert!(F::BLOCKS == PanelLayout::of(F::FORMAT).blocks) };
+        let mut results = [[[0.0_f32; LANES]; P]; BLOCK_ROWS];
+        let mut space = [const { UnpackedChunk::new() }; P];
+        // SAFETY: the panels exist (`ProductPart::run`), no row is past the part's last, and a panel has `num_chunks`
+        // chunks.
+        unsafe {
+            for chunk in 0..layout.num_chunks(F::FORMAT, operands.w.k()) {
+                let mut at = [std::ptr::null(); P];
+                for p in 0..P {
+                    let data: *const u8 = operands.w.panel(panel + p).data.get();
+                    space[p].fill(simd, *format, data.add(chunk * layout.chunk_bytes));
+                    at[p] = space[p].as_ptr();
+                }
+                for first in (0..rows.len()).step_by(M) {
+                    let x = operands.x.row(F::IS_SMALL, rows.start + first);
+                    let mut sums = [[simd.splat(0.0); P]; M];
+                    for m in 0..M {
+                        for p in 0..P {
+                            sums[m][p] = simd.load(results[first + m][p].as_ptr());
+                        }
+                    }
+                    add_chunk(simd, Unpacked(*format), at, chunk, x, &mut sums);
+                    for m in 0..M {
+                        for p in 0..P {
+                            simd.store(results[first + m][p].as_mut_ptr(), sums[m][p]);
+                        }
+                    }
+                }
+            }
+            for first in (0..rows.len()).step_by(M) {
+                let mut sums = [[simd.splat(0.0); P]; M];
+                for m in 0..M {
+                    for p in 0..P {
+                        sums[m][p] = simd.load(results[first + m][p].as_ptr());
+                    }
+                }
+                let row = rows.start + first;
+                kernel.store(simd, row, row..row + M, panel, sums);
+            }
+        }
+    }
+}
+
+/// A register tile: `M` rows of a panel, all in one tile of the input, of which some are stored. A single row is alone
+/// in its tile of the input. The stored rows and the panel are those of the part.
+struct RowTile<'k, 'a, F, const M: usize> {
+    kernel: &'k QuantKernel<'a, F>,
+    row: usize,
+    stored: Range<usize>,
+    panel: usize,
+}
+
+impl<F: PanelFormat, const M: usize> SimdKernel for RowTile<'_, '_, F, M> {
+    type Output = ();
+    const HAS_INTEGER_PRODUCTS: bool = true;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Self { kernel, row, stored, panel } = self;
+        let QuantKernel { operands, format, .. } = kernel;
+        let layout = PanelLayout::of(F::FORMAT);
+        let mut results = [[simd.splat(0.0)]; M];
+        // SAFETY: the panel exists (`ProductPart::run`) and has `num_chunks` chunks. A row of the input is as long,
+        // with zeros behind its end. No stored row is past the part's last.
+        unsafe {
+            let mut at: *const u8 = operands.w.panel(panel).data.get();
+            let mut x = operands.x.row(F::IS_SMALL, row);
+            if M == 1 {
+                debug_assert_eq!(x.stride, 1);
+                x.stride = 1; // so that the compiler knows it
+            }
+            for chunk in 0..layout.num_chunks(F::FORMAT, operands.w.k()) {
+                add_chunk(simd, *format, [at], chunk, x, &mut results);
+                at = at.add(layout.chunk_bytes);
+            }
+            kernel.store(simd, row, stored, panel, results);
         }
     }
 }

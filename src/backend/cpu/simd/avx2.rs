@@ -101,6 +101,12 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     type Ints = [__m256i; 2];
     type Bytes = [__m256i; 2];
 
+    #[inline(always)]
+    fn call<K: SimdKernel>(self, kernel: K) -> K::Output {
+        // SAFETY: `self` is the proof.
+        unsafe { if const { VNNI && K::HAS_INTEGER_PRODUCTS } { run_avx_vnni(kernel) } else { run_avx2(kernel) } }
+    }
+
     const TILE_ROWS: usize = 4;
     const TILE_PANELS: usize = 1;
     const QUERIES: usize = 2;

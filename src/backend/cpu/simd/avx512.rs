@@ -21,6 +21,12 @@ impl Simd for Avx512 {
     type Ints = __m512i;
     type Bytes = __m512i;
 
+    #[inline(always)]
+    fn call<K: SimdKernel>(self, kernel: K) -> K::Output {
+        // SAFETY: `self` is the proof.
+        unsafe { run_avx512(kernel) }
+    }
+
     const TILE_ROWS: usize = 12;
     const TILE_PANELS: usize = 2;
     const QUERIES: usize = 4;

@@ -159,6 +159,20 @@ impl<const DOT: bool, const MATRIX: bool> Simd for Neon<DOT, MATRIX> {
     type Ints = [int32x4_t; 4];
     type Bytes = [uint8x16_t; 4];
 
+    #[inline(always)]
+    fn call<K: SimdKernel>(self, kernel: K) -> K::Output {
+        // SAFETY: `self` is the proof.
+        unsafe {
+            if const { MATRIX && K::HAS_INTEGER_PRODUCTS } {
+                run_neon_i8mm(kernel)
+            } else if const { DOT && K::HAS_INTEGER_PRODUCTS } {
+                run_neon_dotprod(kernel)
+            } else {
+                run_neon(kernel)
+            }
+        }
+    }
+
     // Of 32 registers, 16 hold results; the weights take four, or eight where they are pairs.
     const TILE_ROWS: usize = 4;
     const TILE_PANELS: usize = 1;

@@ -1,6 +1,6 @@
 //! Sixteen lanes as an array: no intrinsics, no fused multiply-add.
 
-use super::{LANES, Simd};
+use super::{LANES, Simd, SimdKernel};
 
 #[derive(Clone, Copy)]
 pub(in super::super) struct Portable;
@@ -32,6 +32,10 @@ impl Simd for Portable {
     type Pairs = [u32; LANES];
     type Ints = [i32; LANES];
     type Bytes = [[u8; 4]; LANES];
+
+    fn call<K: SimdKernel>(self, kernel: K) -> K::Output {
+        kernel.run(self)
+    }
 
     const TILE_ROWS: usize = 2;
     const TILE_PANELS: usize = 1;
