@@ -151,8 +151,8 @@ pub(super) struct ExpertKernels {
     combine: KernelId,
 }
 
-/// The sources of [`ExpertKernels`] on this device: one, or two if it multiplies with warp groups; none if the model has
-/// no experts.
+/// The sources of [`ExpertKernels`] on this device: one, or two if it multiplies with warp groups; none if the model
+/// has no experts.
 pub(super) fn sources(options: &CudaOptions, info: &DeviceInfo) -> Vec<ModuleSource> {
     if !options.experts {
         return Vec::new();

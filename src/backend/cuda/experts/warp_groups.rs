@@ -1,5 +1,5 @@
-//! The product of experts on warp groups (`kernels/experts_hopper.cu`): which models have it, for how many rows, and its
-//! sizes.
+//! The product of experts on warp groups (`kernels/experts_hopper.cu`): which models have it, for how many rows, and
+//! its sizes.
 
 use super::super::device::{DeviceInfo, ModuleSource};
 use super::super::options::{CudaOptions, scalar_define};
