@@ -49,6 +49,19 @@ fn attention_and_experts_run_as_ptx() {
 /// A file, a piece of its text, what replaces it, and what the failure has to name.
 type Breakage = (&'static str, &'static str, &'static str, [&'static str; 2]);
 
+fn check_breakages(
+    breakages: &[Breakage],
+    architecture: Architecture,
+    run: impl Fn(&dyn Fn(u32) -> Rc<dyn Device>) + Sync,
+) {
+    parallel(0..breakages.len() as u64, |i| {
+        let (file, from, to, wanted) = breakages[i as usize];
+        let failure = failure_of_broken(file, from, to, &options(architecture), &run);
+        let failure = failure.unwrap_or_else(|| panic!("nobody notices {to:?} in place of {from:?} in {file}"));
+        assert!(wanted.iter().all(|part| failure.contains(part)), "{from:?}, {to:?}: {failure}");
+    });
+}
+
 #[test]
 fn broken_kernels_are_found_with_their_line() {
     if !has_nvcc() {
@@ -125,14 +138,9 @@ fn broken_kernels_are_found_with_their_line() {
             ["race", "include/attention_merge.cuh:"],
         ),
     ];
-    parallel(0..breakages.len() as u64, |i| {
-        let (file, from, to, wanted) = breakages[i as usize];
-        let failure = failure_of_broken(file, from, to, &options(Architecture::Sm80), |device| {
-            check_tiles(device);
-            check_long(device);
-        });
-        let failure = failure.unwrap_or_else(|| panic!("nobody notices {to:?} in {file}"));
-        assert!(wanted.iter().all(|part| failure.contains(part)), "{to:?}: {failure}");
+    check_breakages(&breakages, Architecture::Sm80, |device| {
+        check_tiles(device);
+        check_long(device);
     });
 }
 
@@ -216,14 +224,7 @@ fn broken_warp_groups_are_found_with_their_line() {
             ["uninitialized read", "include/ptx_hopper.cuh:"],
         ),
     ];
-    parallel(0..breakages.len() as u64, |i| {
-        let (file, from, to, wanted) = breakages[i as usize];
-        let failure = failure_of_broken(file, from, to, &options(Architecture::Sm90a), |device| {
-            check_chunks_of_warp_groups(device)
-        });
-        let failure = failure.unwrap_or_else(|| panic!("nobody notices {to:?} in place of {from:?} in {file}"));
-        assert!(wanted.iter().all(|part| failure.contains(part)), "{from:?}, {to:?}: {failure}");
-    });
+    check_breakages(&breakages, Architecture::Sm90a, |device| check_chunks_of_warp_groups(device));
 }
 
 /// The product of experts on warp groups.
@@ -261,13 +262,7 @@ fn broken_expert_products_are_found_with_their_line() {
         // The sums are read before the last products have ended.
         (file, "    wgmma_wait<0>();\n    hold_registers(sums[0]);", "", ["missing wait", "experts_hopper.cu:"]),
     ];
-    parallel(0..breakages.len() as u64, |i| {
-        let (file, from, to, wanted) = breakages[i as usize];
-        let failure =
-            failure_of_broken(file, from, to, &options(Architecture::Sm90a), |device| check_on_warp_groups(device));
-        let failure = failure.unwrap_or_else(|| panic!("nobody notices {to:?} in place of {from:?} in {file}"));
-        assert!(wanted.iter().all(|part| failure.contains(part)), "{from:?}, {to:?}: {failure}");
-    });
+    check_breakages(&breakages, Architecture::Sm90a, |device| check_on_warp_groups(device));
 }
 
 /// With heads of 64, every warp writes a part of a chunk's result.
