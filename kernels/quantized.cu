@@ -2,8 +2,8 @@
 //
 // There are two products. The one for few rows is bound by the bytes of the weights: the warps of a thread block share
 // the sum over k of 16 columns. The one for many rows is bound by tensor cores. Their sums have different orders.
-#include "include/batch.cuh"
 #include "include/experts.cuh"
+#include "include/lookup.cuh"
 #include "include/quantized.cuh"
 
 struct QuantizedParams {
@@ -142,37 +142,13 @@ KERNEL(TILED_THREADS, quantized_expert_product, ProductParams) {
     tiled_product(shared, w, p.n, p.k, tile.num_rows, blockIdx.y * TILED_COLS, x_row, write);
 }
 
-struct LookupParams {
-    const BatchHeader* batch;
-    const uint32_t* sampled;  // tokens of the previous step, by request
-    const uint8_t* table;     // weight tiles of [table_rows, cols]
-    float* out_float;         // [rows, cols], one of the two
-    scalar* out_scalar;
-    uint32_t cols;
-    uint32_t table_rows;
-    float scale;              // factor on all numbers
-    uint32_t offset;          // of position 0 in the table
-    uint32_t adds_positions;  // 1: out += the row of the position; 0: out = the row of the token
-    uint32_t padding;
-};
-
-constexpr int LOOKUP_THREADS = 256;
-
 // Rows of a quantised table. grid: rows
 KERNEL(LOOKUP_THREADS, quantized_lookup, LookupParams) {
     const uint32_t row = blockIdx.x;
     if (row >= p.batch->num_rows) {
         return;
     }
-    uint32_t index;
-    if (p.adds_positions) {
-        index = batch_words(p.batch, p.batch->positions)[row] + p.offset;
-    } else {
-        const uint32_t source = batch_words(p.batch, p.batch->token_sources)[row];
-        index = source == NONE ? batch_words(p.batch, p.batch->tokens)[row] : p.sampled[source];
-    }
-    // See `embed` in rows.cu.
-    index = min(index, p.table_rows - 1);
+    const uint32_t index = looked_up_row(p, row);
     const uint8_t* tiles = p.table + index / TILE_N * tiles_of(p.cols) * TILE_BYTES;
     for (uint32_t i = threadIdx.x * LANE_K; i < p.cols; i += blockDim.x * LANE_K) {
         float weights[LANE_K];
@@ -181,12 +157,7 @@ KERNEL(LOOKUP_THREADS, quantized_lookup, LookupParams) {
         const uint64_t at = uint64_t(row) * p.cols + i;
 #pragma unroll
         for (int j = 0; j < LANE_K; j++) {
-            const float value = to_float(from_float<scalar>(weights[j])) * p.scale;
-            if (p.out_float == nullptr) {
-                p.out_scalar[at + j] = from_float<scalar>(value);
-            } else {
-                p.out_float[at + j] = p.adds_positions ? p.out_float[at + j] + value : value;
-            }
+            write_looked_up(p, at + j, weights[j]);
         }
     }
 }

@@ -197,7 +197,7 @@ first_call() {
     check "kernels against the CPU" $([ $device = cuda ] && echo 100 || echo 600) tests attention:: rows:: sampling::
     # The other tests of resume need the emulation.
     check "exact resume" 60 tests $([ $device = cuda ] && echo resume::same_tokens || echo resume::graphs)
-    check "goldens" 60 tests goldens:: experts::
+    check "goldens" 60 tests goldens:: experts:: fp8
     check "start of the server" 40 start_time $([ $device = cuda ] && echo cuda || echo cpu)
     if [ $device = cuda ]; then
         has ncu && check "profile of a step" 60 profile_a_step

@@ -51,6 +51,8 @@ fn options(dtype: DType, head_dim: usize, group: usize, block_size: usize) -> Cu
         max_logit_rows: 256,
         graphs: true,
         batch_invariant: false,
+        // Its kernels compile for every GPU, although only Hopper has the products.
+        fp8_activations: dtype != DType::F32,
         few_rows: FewRowsUse::Timed,
         // Like Gemma 2, which has heads of these sizes.
         softcap: head_dim >= 128 && group == 1,
@@ -139,6 +141,7 @@ fn add(all: &mut Vec<Specialisation>, arch: &str, options: &CudaOptions, info: &
                     .to_vec()
             }
             ("few_rows_qkv.cu", _) => vec![("few_rows_qkv", few_rows::shared_bytes(1))],
+            ("fp8.cu", _) => vec![("quantize_rows", REDUCE_BYTES as usize)],
             ("rows.cu", _) => ["add_norm", "add_gated"].map(|name| (name, REDUCE_BYTES as usize)).to_vec(),
             ("sampling.cu", _) => {
                 ["sample_tokens", "find_logprobs"].map(|name| (name, SCRATCH_BYTES as usize)).to_vec()

@@ -7,6 +7,7 @@
 //! - `weight_tiles`: how quantised weights lie in device memory; `quantized`: matrices of them.
 //! - `few_rows`: products of few rows with what comes before and after them, and the rule for which those are;
 //!   `fused`: the operations that they are tried for;
+//! - `fp8_matrix`: FP8 matrices as cuBLASLt multiplies them; `fp8_products`: products whose activations are FP8 too;
 //! - `rows`, `heads`, `attention`, `products`, `experts`, `sampling`, `transfers`: launches of the kernels in
 //!   `kernels/`; `graphs`: recorded launches.
 //!
@@ -21,6 +22,8 @@ pub mod device;
 pub mod driver;
 pub mod experts;
 pub mod few_rows;
+mod fp8_matrix;
+mod fp8_products;
 mod fused;
 mod graphs;
 mod heads;
@@ -51,6 +54,8 @@ use device::{
 };
 use experts::{CudaExpertsWorkspace, ExpertKernels, ExpertsCall};
 use few_rows::{FewRowsKernels, FewRowsOperand};
+use fp8_matrix::{Fp8Kernels, Fp8Matrix};
+use fp8_products::Fp8Product;
 use graphs::{GraphKey, Graphs, bucket, buckets};
 use heads::{HeadKernels, RopeParams};
 use hidden::HiddenRows;
@@ -59,7 +64,7 @@ pub use options::{CudaOptions, FewRowsUse, check_layout};
 use pagetide_base::error::StartError;
 use pagetide_base::ids::{BlockId, KvPlace};
 use products::{Lookup, QuantizedProduct};
-use quantized::{QuantizedModules, QuantizedRows};
+use quantized::QuantizedModules;
 use rows::{BatchRows, FloatOrScalar, RowKernels};
 use sampling::SamplingKernels;
 use std::cell::RefCell;
@@ -92,6 +97,7 @@ pub fn module_sources(options: &CudaOptions, info: &DeviceInfo) -> Vec<ModuleSou
     if few_rows::is_used(options) {
         sources.extend(few_rows::sources(options));
     }
+    sources.extend(options.fp8_activations.then(|| fp8_products::source(options)));
     sources.extend(attention::sources(options, info));
     sources
 }
@@ -109,6 +115,8 @@ pub struct CudaBackend {
     experts: Option<ExpertKernels>,
     /// `None` if the options rule them out.
     few_rows: Option<FewRowsKernels>,
+    /// `None` if activations are never FP8.
+    fp8: Option<Rc<Fp8Kernels>>,
     quantized: QuantizedModules,
     uploader: RefCell<Uploader>,
     kv: Option<CudaKvPools>,
@@ -163,6 +171,9 @@ impl CudaBackend {
     pub fn new(device: Rc<dyn Device>, options: CudaOptions) -> Result<Self, StartError> {
         let CudaOptions { vocab_size, max_rows, max_seqs, max_model_len, max_logit_rows, kv, .. } = options;
         check_layout(&kv)?;
+        if options.fp8_activations {
+            fp8_products::check(&options, &*device)?;
+        }
         let mut modules = device.load_modules(&module_sources(&options, device.info()))?.into_iter();
         let mut next = || modules.next().expect("each source has a module");
         let row_kernels = RowKernels::new(&device, next())?;
@@ -174,6 +185,8 @@ impl CudaBackend {
         let few_rows = few_rows::is_used(&options)
             .then(|| FewRowsKernels::new(&device, &options, [next(), next()]))
             .transpose()?;
+        let fp8 = options.fp8_activations.then(|| Fp8Kernels::new(&device, &options, next()));
+        let fp8 = fp8.transpose()?.map(Rc::new);
         let attention = AttentionKernels::new(&device, &options, modules.as_slice())?;
         // A table may have a block for tokens to come.
         let table_words = max_seqs.saturating_mul(max_model_len.div_ceil(kv.block_size) + 1);
@@ -185,6 +198,7 @@ impl CudaBackend {
             sampling: SamplingKernels::new(&device, &transfers, of_sampling, vocab_size, max_rows + max_seqs)?,
             experts,
             few_rows,
+            fp8,
             quantized: QuantizedModules::new(&device, options.dtype),
             uploader: RefCell::new(Uploader::new(&device)?),
             kv: None,
@@ -218,6 +232,11 @@ impl CudaBackend {
         self.only_records = true;
         step(self);
         self.only_records = false;
+    }
+
+    /// How many matrices are multiplied with FP8 activations. `None` without `fp8_activations`.
+    pub fn num_fp8_products(&self) -> Option<usize> {
+        self.fp8.as_ref().map(|kernels| kernels.num_matrices())
     }
 
     /// How many results of chunks of attention are there: `u32` counters, all 0 between steps. `None` without tensor
@@ -266,6 +285,10 @@ impl CudaBackend {
                 };
                 return must(products::product(parts, &product));
             }
+            CudaWeights::Fp8(weights) => {
+                let bias = bias.map(|bias| bias.of(out.1));
+                return must(weights.product(&Fp8Product { x: operand, bias, out, rows }));
+            }
         };
         let matmul = Matmul { m: rows, n: w.n, k: w.k, dtype: w.dtype, out: out.1, bias: bias.is_some() };
         let bias = bias.map_or(DevicePtr::NULL, |bias| bias.of(out.1));
@@ -281,9 +304,15 @@ impl CudaBackend {
     }
 
     /// Rows of a quantised table.
-    fn look_up(&self, parts: &[QuantizedRows], lookup: &Lookup, out: &CudaTensor) {
-        let [table] = parts else { panic!("a table has one part") };
-        must(table.look_up(self.rows(), lookup, out));
+    fn look_up(&self, table: &CudaWeights, lookup: &Lookup, out: &CudaTensor) {
+        must(match table {
+            CudaWeights::Plain(_) => unreachable!("a plain table is looked up by `row_kernels`"),
+            CudaWeights::Quantized(parts) => {
+                let [table] = parts.as_slice() else { panic!("a table has one part") };
+                table.look_up(self.rows(), lookup, out)
+            }
+            CudaWeights::Fp8(table) => table.look_up(self.rows(), lookup, out),
+        });
     }
 
     /// Converts `x` from float32 to the weights' type. The result is valid until the next call.
@@ -335,9 +364,13 @@ impl Backend for CudaBackend {
     fn matrix(&self, parts: &[HostTensor<'_>], dtype: DType) -> Result<CudaMatrix, StartError> {
         let (n, k) = matrix_shape(parts)?;
         let uploader = &mut self.uploader.borrow_mut();
-        let weights = match self.quantized.upload(parts, uploader)? {
-            Some(rows) => CudaWeights::Quantized(rows),
-            None => CudaWeights::Plain(upload::converted(uploader, parts, dtype)?),
+        let fp8 = self.fp8.as_ref().map(|kernels| Fp8Matrix::upload(kernels, parts, uploader)).transpose()?;
+        let weights = match fp8.flatten() {
+            Some(matrix) => CudaWeights::Fp8(matrix),
+            None => match self.quantized.upload(parts, uploader)? {
+                Some(rows) => CudaWeights::Quantized(rows),
+                None => CudaWeights::Plain(upload::converted(uploader, parts, dtype)?),
+            },
         };
         Ok(CudaMatrix { weights, n, k, dtype })
     }
@@ -372,7 +405,7 @@ impl Backend for CudaBackend {
     ) -> Result<CudaMatrices, StartError> {
         let weights = match self.random_matrix(count * n, k, dtype, seed)?.weights {
             CudaWeights::Plain(buffer) => CudaExpertWeights::Plain(buffer),
-            CudaWeights::Quantized(_) => unreachable!("random matrices are plain"),
+            CudaWeights::Quantized(_) | CudaWeights::Fp8(_) => unreachable!("random matrices are plain"),
         };
         Ok(CudaMatrices { weights, count, n, k })
     }
@@ -471,7 +504,7 @@ impl Backend for CudaBackend {
             CudaWeights::Plain(weights) => {
                 must(self.row_kernels.embed(rows, (weights.ptr(), table.n), scale, sampled, out));
             }
-            CudaWeights::Quantized(parts) => self.look_up(parts, &Lookup::Tokens { scale, sampled }, out),
+            weights => self.look_up(weights, &Lookup::Tokens { scale, sampled }, out),
         }
     }
 
@@ -481,7 +514,7 @@ impl Backend for CudaBackend {
         assert_eq!(out.dtype, DType::F32, "positions are added to the residual stream");
         match &table.weights {
             CudaWeights::Plain(weights) => must(self.row_kernels.add_position(rows, weights.ptr(), offset, out)),
-            CudaWeights::Quantized(parts) => self.look_up(parts, &Lookup::Positions { offset }, out),
+            weights => self.look_up(weights, &Lookup::Positions { offset }, out),
         }
     }
 

@@ -4,6 +4,8 @@
 //! little-endian: `weight = scale * E4M3_VALUES[code]`. A checkpoint whose scales are for a tensor, a channel or larger
 //! blocks repeats them.
 
+use pagetide_base::error::StartError;
+
 /// Weights of a block.
 pub const FP8_BLOCK_WEIGHTS: usize = 64;
 /// Bytes of a block.
@@ -35,6 +37,11 @@ pub fn write_block(scale: f32, codes: &[u8], block: &mut [u8]) {
     let (to_codes, to_scale) = block.split_at_mut(FP8_BLOCK_WEIGHTS);
     to_codes.copy_from_slice(codes);
     to_scale.copy_from_slice(&scale.to_le_bytes());
+}
+
+/// The error of a matrix `[n, k]` with a weight that is NaN or infinite.
+pub(crate) fn not_finite(n: usize, k: usize) -> StartError {
+    StartError::new(format!("a weight of a matrix is not a number or infinite: [{n}, {k}] in FP8"))
 }
 
 /// The codes and the scale of a block.

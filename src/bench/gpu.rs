@@ -61,6 +61,7 @@ pub fn run(args: &GpuArgs) -> Result<ExitCode, StartError> {
 pub fn measure(open: &DeviceOpener, sizes: &Sizes, report: &mut dyn FnMut(Figure)) -> Result<(), StartError> {
     let bandwidths = kernels::copies(&open()?, sizes, report)?;
     kernels::products(&open()?, sizes, &bandwidths, report)?;
+    kernels::fp8_products(&open()?, sizes, report)?;
     kernels::experts(&open()?, sizes, report)?;
     for block_size in &sizes.block_sizes {
         kernels::attention(&open()?, sizes, *block_size, &bandwidths, report)?;

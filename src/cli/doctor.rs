@@ -131,6 +131,8 @@ struct OpenGpu {
     attention: Vec<Occupancy>,
     /// Why its prompts are not computed on warp groups (docs/gpu.md, "Prompts on Hopper").
     no_warp_groups: Option<&'static str>,
+    /// Why `device.fp8_activations` cannot be true.
+    no_fp8_activations: Option<String>,
 }
 
 /// How many thread blocks of a kernel run on a multiprocessor.
@@ -221,6 +223,10 @@ impl DoctorReport {
             DeviceKind::Auto => gpu_name.or(cpu_name),
         };
         let no_device = runs_on.as_ref().err().map(|why| format!("device.kind = {}: {why}", device.kind));
+        let runs_on_gpu = device.kind != DeviceKind::Cpu;
+        let no_fp8 = gpu.as_ref().ok().and_then(|(_, gpu)| gpu.no_fp8_activations.as_ref());
+        let no_fp8 = no_fp8.filter(|_| runs_on_gpu && device.fp8_activations);
+        let no_fp8 = no_fp8.map(|why| format!("device.fp8_activations = true: {why}"));
         let model = files::whereabouts(&config.model.source());
         let target = LoadTarget::of(&config.load_options());
         let checked = match &model {
@@ -250,7 +256,7 @@ impl DoctorReport {
             many_rows: isa.and_then(|isa| ManyRows::measure(isa, &weights)),
             cache_dtype: config.cache.dtype.name(),
             runs_on: runs_on.ok(),
-            problems: no_device.into_iter().chain(no_model).collect(),
+            problems: no_device.into_iter().chain(no_fp8).chain(no_model).collect(),
         }
     }
 }
@@ -283,7 +289,8 @@ fn try_gpu(device: &Rc<dyn Device>, batch_invariant: bool) -> DeviceResult<OpenG
         one_by_one_ms: measured_ms.map(|(_, one_by_one)| one_by_one),
     });
     let (copies, (attention, no_warp_groups)) = (measure_copies(device)?, try_attention(device, batch_invariant)?);
-    Ok(OpenGpu { free_bytes, total_bytes, copies, small_copies, attention, no_warp_groups })
+    let no_fp8_activations = device.lacks_fp8_products();
+    Ok(OpenGpu { free_bytes, total_bytes, copies, small_copies, attention, no_warp_groups, no_fp8_activations })
 }
 
 /// Loads attention's kernels as a Llama of 8 billion parameters has them. The second result is why its prompts are not
@@ -506,7 +513,8 @@ impl Display for Nvrtc {
 
 impl Display for OpenGpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { free_bytes, total_bytes, copies, small_copies, attention, no_warp_groups } = self;
+        let Self { free_bytes, total_bytes, copies, small_copies, attention, no_warp_groups, no_fp8_activations } =
+            self;
         write!(
             f,
             "opens; {:.1} of {:.1} GiB free; copies: host to device {:.1} GB/s, device to host {:.1}, both at once \
@@ -537,6 +545,9 @@ impl Display for OpenGpu {
         }
         if let Some(why) = no_warp_groups {
             write!(f, "\n          attention of prompts is not computed on warp groups: {why}")?;
+        }
+        if let Some(why) = no_fp8_activations {
+            write!(f, "\n          device.fp8_activations cannot be true: {why}")?;
         }
         Ok(())
     }

@@ -54,6 +54,8 @@ pub struct DeviceConfig {
     /// `None`: `pagetide/kernels` in the user's cache directory.
     pub kernel_cache: Option<String>,
     pub cuda_graphs: bool,
+    /// Products with FP8 matrices quantise their activations to FP8 on a GPU.
+    pub fp8_activations: bool,
     /// The results of a token on a GPU do not depend on the other sequences in its step.
     pub batch_invariant: bool,
     pub copy_batches: CopyBatches,
@@ -72,6 +74,7 @@ impl Default for DeviceConfig {
             cuda_library_path: Vec::new(),
             kernel_cache: None,
             cuda_graphs: true,
+            fp8_activations: false,
             batch_invariant: false,
             copy_batches: CopyBatches::Auto,
             on_failure: OnFailure::Restart,

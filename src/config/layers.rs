@@ -310,6 +310,15 @@ impl Layers {
             let keys = &["swap.space_gib", "swap.max_space_gib"];
             broken.push((keys, format!("{space_gib} is more than swap.max_space_gib = {most} ({})", origin(keys[1]))));
         }
+        let device = &self.resolved.config.device;
+        if device.fp8_activations && device.batch_invariant {
+            let keys = &["device.fp8_activations", "device.batch_invariant"];
+            let why = format!(
+                "is true, and device.batch_invariant too ({}): results of FP8 products depend on the rows of the step",
+                origin(keys[1])
+            );
+            broken.push((keys, why));
+        }
         let model = &self.resolved.config.model;
         if model.quantization != Quantization::None && model.load_format != LoadFormat::Auto {
             let keys = &["model.quantization", "model.load_format"];

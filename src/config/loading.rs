@@ -23,6 +23,7 @@ impl Config {
             isa: device.isa.chosen(),
             driver: device.driver_options(),
             cuda_graphs: device.cuda_graphs,
+            fp8_activations: device.fp8_activations,
             memory_fraction: PerDevice { cpu: device.memory_fraction(false), gpu: device.memory_fraction(true) },
             batched_tokens: PerDevice {
                 cpu: scheduler.batched_tokens(false) as usize,

@@ -150,6 +150,13 @@ fn relations_between_settings_are_checked_across_layers() {
         problems_of(from_file("[model]\nload_format = \"dummy\"\nquantization = \"q4_0\"")),
         ["p.toml:3: model.quantization: 'q4_0' needs a checkpoint's weights, but model.load_format = dummy (p.toml:2)"]
     );
+    assert_eq!(
+        problems_of(from_file("[device]\nbatch_invariant = true\nfp8_activations = true")),
+        [
+            "p.toml:3: device.fp8_activations: is true, and device.batch_invariant too (p.toml:2): results of FP8 products \
+          depend on the rows of the step"
+        ]
+    );
     assert!(from_file("[server]\napi_keys = [\"\"]").is_err());
     for (origin, is_right) in [
         ("*", true),

@@ -85,6 +85,8 @@ pub struct LoadOptions {
     pub isa: Option<Isa>,
     pub driver: DriverOptions,
     pub cuda_graphs: bool,
+    /// Whether products with FP8 matrices quantise their activations to FP8 on a GPU.
+    pub fp8_activations: bool,
     /// Fraction of the memory for weights and KV blocks.
     pub memory_fraction: PerDevice<f64>,
     /// Maximum number of tokens in a step.

@@ -21,6 +21,7 @@ fn every_figure_is_measured() {
         on_prefixes: vec![(60, 5)],
         copy_bytes: 1 << 20,
         products: vec![(32, 64)],
+        fp8_product: ((32, 128), vec![1, 9]),
         experts: (
             ExpertsShape {
                 num_experts: 4,
@@ -52,6 +53,7 @@ fn every_figure_is_measured() {
         ("prefill attention", 4),
         ("kernels for few rows", 2),
         ("cuBLASLt", 2),
+        ("9 x 32 x 128, FP8 weights", if model_device().lacks_fp8_products().is_none() { 2 } else { 1 }),
         ("experts, 1 rows", 2),
         ("experts, 40 rows", 2),
         ("swap ", 6),

@@ -17,7 +17,9 @@ fn sources() -> Vec<ModuleSource> {
     let info = Architecture::Sm90a.device_info();
     let of_type = |dtype: DType| {
         let kv = KvLayout { num_layers: 2, num_kv_heads: 2, head_dim: 64, block_size: 16, dtype: dtype.into() };
-        module_sources(&CudaOptions { experts: true, few_rows: FewRowsUse::Always, ..options(dtype, 8, kv) }, &info)
+        let (options, few_rows) = (options(dtype, 8, kv), FewRowsUse::Always);
+        let fp8_activations = dtype != DType::F32;
+        module_sources(&CudaOptions { experts: true, fp8_activations, few_rows, ..options }, &info)
     };
     let quantised = quantized::source(WeightTiles::ALL[0], DType::BF16);
     of_type(DType::F32).into_iter().chain(of_type(DType::BF16)).chain([quantised]).collect()

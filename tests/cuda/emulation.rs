@@ -11,13 +11,13 @@ mod memory;
 mod options;
 pub mod ptx;
 
-use self::matmul::multiply;
+use self::matmul::{multiply, multiply_fp8};
 pub use self::options::{Eagerness, EmulatedOptions};
 use self::ptx::{Architecture, Interpreter, PtxCompiler};
 use libloading::{Library, Symbol};
 use pagetide::backend::cuda::device::{
-    Copy, Device, DeviceError, DeviceEvent, DeviceInfo, DevicePtr, DeviceResult, GraphId, Grid, KernelId, Matmul,
-    ModuleId, ModuleSource, PinnedMemory, Stream,
+    Copy, Device, DeviceError, DeviceEvent, DeviceInfo, DevicePtr, DeviceResult, FP8_SCALE_BLOCK, Fp8Matmul,
+    Fp8Operands, Fp8Scaling, GraphId, Grid, KernelId, Matmul, ModuleId, ModuleSource, PinnedMemory, Stream,
 };
 use ptx_interpreter::GpuOptions;
 use ptx_interpreter::counters::Counters;
@@ -54,6 +54,7 @@ enum Operation {
     Fill { to: DevicePtr, value: u8, bytes: usize },
     Launch { kernel: KernelId, grid: Grid, params: Vec<u8> },
     Matmul { matmul: Matmul, x: DevicePtr, w: DevicePtr, bias: DevicePtr, out: DevicePtr },
+    Fp8Matmul { matmul: Fp8Matmul, operands: Fp8Operands },
     Graph(GraphId),
     Record(u64),
     Wait(DeviceEvent),
@@ -227,6 +228,14 @@ impl EmulatedDevice {
         Ok(())
     }
 
+    fn write_product(&self, out: DevicePtr, result: &[u8]) {
+        match &self.interpreter {
+            Some(interpreter) => interpreter.borrow_mut().gpu.memory.write(out.0, result),
+            // SAFETY: the caller that enqueued the product promised the range.
+            None => unsafe { std::ptr::copy_nonoverlapping(result.as_ptr(), out.0 as *mut u8, result.len()) },
+        }
+    }
+
     fn perform(&self, operation: &Operation) -> DeviceResult<()> {
         match operation {
             Operation::Copies(copies) => {
@@ -249,12 +258,10 @@ impl EmulatedDevice {
             }
             Operation::Launch { kernel, grid, params } => self.launch_now(*kernel, *grid, params)?,
             Operation::Matmul { matmul, x, w, bias, out } => {
-                let result = multiply(matmul, *x, *w, *bias);
-                match &self.interpreter {
-                    Some(interpreter) => interpreter.borrow_mut().gpu.memory.write(out.0, &result),
-                    // SAFETY: the caller that enqueued the operation promised the range.
-                    None => unsafe { std::ptr::copy_nonoverlapping(result.as_ptr(), out.0 as *mut u8, result.len()) },
-                }
+                self.write_product(*out, &multiply(matmul, *x, *w, *bias));
+            }
+            Operation::Fp8Matmul { matmul, operands } => {
+                self.write_product(operands.out, &multiply_fp8(matmul, operands));
             }
             Operation::Graph(graph) => {
                 let operations = self.graphs.borrow()[graph.0].clone();
@@ -518,6 +525,21 @@ impl Device for EmulatedDevice {
         assert!([x, w, bias, out].iter().all(|ptr| ptr.0.is_multiple_of(16)), "a product's operands are aligned");
         self.num_matmuls.set(self.num_matmuls.get() + 1);
         self.enqueue(Stream::Compute, Operation::Matmul { matmul, x, w, bias, out })
+    }
+
+    fn lacks_fp8_products(&self) -> Option<String> {
+        (self.info.compute_capability != (9, 0)).then(|| "the emulated GPU is no Hopper".into())
+    }
+
+    unsafe fn fp8_matmul(&self, matmul: Fp8Matmul, operands: Fp8Operands) -> DeviceResult<()> {
+        let Fp8Operands { x, x_scales, w, w_scales, bias, out } = operands;
+        let addresses = [x, x_scales, w, w_scales, bias, out];
+        assert!(addresses.iter().all(|ptr| ptr.0.is_multiple_of(16)), "a product's operands are aligned");
+        let Fp8Matmul { n, k, scaling, .. } = matmul;
+        let columns = if scaling == Fp8Scaling::Rows { 16 } else { FP8_SCALE_BLOCK };
+        assert!(n.is_multiple_of(16) && k.is_multiple_of(columns), "cuBLASLt refuses {matmul:?}");
+        self.num_matmuls.set(self.num_matmuls.get() + 1);
+        self.enqueue(Stream::Compute, Operation::Fp8Matmul { matmul, operands })
     }
 
     fn can_time(&self) -> bool {

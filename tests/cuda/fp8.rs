@@ -5,6 +5,7 @@ use crate::common::{Driver, Golden, Sequence, logprob};
 use crate::model::cuda_model;
 use crate::support::{model_device, parallel, root};
 use pagetide::backend::DType;
+use pagetide::backend::cuda::CudaOptions;
 use pagetide::model::files::ModelFiles;
 use pagetide::model::quantized::QuantModule;
 use pagetide::model::spec::ModelSpec;
@@ -18,7 +19,7 @@ use tempfile::TempDir;
 
 type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
 
-fn stored(model: &str) -> PathBuf {
+pub fn stored(model: &str) -> PathBuf {
     root().join("tests/data/quantized").join(model)
 }
 
@@ -70,9 +71,20 @@ fn in_blocks() -> TempDir {
 
 /// What the matrices are held in, and the log-probabilities of all tokens of the prompts but their first.
 fn answers(directory: &Path, golden: &Golden, dtype: DType) -> (String, Vec<f32>) {
+    answers_with(directory, golden, dtype, |_| {})
+}
+
+/// [`answers`] with other options.
+pub fn answers_with(
+    directory: &Path,
+    golden: &Golden,
+    dtype: DType,
+    change: impl FnOnce(&mut CudaOptions),
+) -> (String, Vec<f32>) {
     let mut layout = None;
     let path = directory.to_str().unwrap();
     let (backend, decoder) = cuda_model(&model_device(), path, dtype, 16, golden.max_model_len, |options| {
+        change(options);
         layout = Some(options.kv);
     });
     let held = decoder.tally().to_string();

@@ -12,6 +12,7 @@ mod emulation;
 mod experts;
 mod few_rows;
 mod fp8;
+mod fp8_products;
 mod goldens;
 mod kv_codes;
 mod loader;

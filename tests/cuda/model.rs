@@ -32,6 +32,7 @@ pub fn cuda_model(
         max_logit_rows,
         graphs: true,
         batch_invariant: false,
+        fp8_activations: false,
         few_rows: FewRowsUse::Timed,
         softcap: spec.attention.softcap.is_some(),
         experts: spec.experts.is_some(),

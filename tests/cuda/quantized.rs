@@ -157,7 +157,7 @@ impl Case {
         let x = backend.tensor(self.rows, self.k, TensorRole::Activation).unwrap();
         let mut out = backend.tensor(self.rows, self.n(), TensorRole::Residual).unwrap();
         set(device, &x, &self.x());
-        backend.begin(&batch(&vec![0; self.rows]));
+        backend.begin(&one_sequence(&vec![0; self.rows]));
         backend.linear(&x, &matrix, self.bias.then_some(&bias), &mut out);
         backend.end_step();
         backend.finish_step();
@@ -166,7 +166,7 @@ impl Case {
 }
 
 /// One sequence with these tokens.
-fn batch(tokens: &[u32]) -> Batch {
+pub fn one_sequence(tokens: &[u32]) -> Batch {
     let rows = tokens.len();
     let num_blocks = rows.div_ceil(8);
     Batch {
@@ -274,7 +274,7 @@ fn rows_of_tables() {
         let weights = case.weights();
         let tokens = [0, 1, 7, 8, 15, 16, 17, 31, 32, 36, 36, 5];
         let mut out = backend.tensor(case.rows, k, TensorRole::Residual).unwrap();
-        backend.begin(&batch(&tokens));
+        backend.begin(&one_sequence(&tokens));
         backend.embed(&table, 2.0, &mut out);
         backend.add_position_embedding(&table, 3, &mut out);
         backend.end_step();

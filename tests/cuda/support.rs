@@ -122,15 +122,18 @@ pub fn coded(vector: &[f32], codes: CodeType) -> Vec<f32> {
     let quotient = |x: &f32| if scale == 0.0 { 0.0 } else { x / scale };
     let code = |x: &f32| match codes {
         CodeType::Int8 => quotient(x).round_ties_even(),
-        CodeType::Fp8 => {
-            // Neighbours are 2^-3 of the power of two below apart, and 2^-9 below 2^-6.
-            let exponent = quotient(x).abs().log2().floor().max(-6.0) as i32;
-            let step = 2_f32.powi(exponent - 3);
-            (quotient(x) / step).round_ties_even() * step
-        }
+        CodeType::Fp8 => nearest_e4m3(quotient(x)),
         CodeType::Int4 => unreachable!("a GPU has no such cache"),
     };
     vector.iter().map(|x| code(x) * scale).collect()
+}
+
+/// The number of E4M3 that is nearest to one of at most 448, even in the middle between two.
+pub fn nearest_e4m3(x: f32) -> f32 {
+    // Neighbours are 2^-3 of the power of two below apart, and 2^-9 below 2^-6.
+    let exponent = x.abs().log2().floor().max(-6.0) as i32;
+    let step = 2_f32.powi(exponent - 3);
+    (x / step).round_ties_even() * step
 }
 
 /// Uploads bytes to new device memory.
@@ -195,6 +198,7 @@ pub fn options(dtype: DType, num_heads: usize, kv: KvLayout) -> CudaOptions {
         max_logit_rows: 8,
         graphs: false,
         batch_invariant: false,
+        fp8_activations: false,
         few_rows: FewRowsUse::Never,
         softcap: false,
         experts: false,

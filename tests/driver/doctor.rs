@@ -107,10 +107,37 @@ fn a_machine_with_everything() {
     assert_eq!((&decode["kernel"], &decode["expected_blocks"]), (&"attention_decode".into(), &2.into()), "{report}");
     assert_eq!(decode["blocks_per_multiprocessor"], 2, "{report}");
     assert_eq!(report["gpu"]["attention"][0]["kernel"], "attention_prefill_hopper", "{report}");
-    assert!(report["gpu"]["no_warp_groups"].is_null(), "{report}");
+    assert!(report["gpu"]["no_warp_groups"].is_null() && report["gpu"]["no_fp8_activations"].is_null(), "{report}");
     assert_eq!(report["kernel_cache"]["kernels"], 3, "the files that were tried are kept");
     let path = report["cublaslt"]["path"].as_str().unwrap();
     assert!(path.starts_with(folder.path().to_str().unwrap()), "{path}");
+}
+
+#[test]
+fn fp8_activations_need_hopper_and_a_new_library() {
+    let wanted = ["--set", "device.fp8_activations=true"];
+    let folder = tempfile::tempdir().unwrap();
+    compile_all(folder.path());
+    let Some((status, report)) = doctor_of(folder.path(), "cuda", &wanted) else { return };
+    assert_eq!(status, Some(0), "{report}");
+    let cases = [
+        ("libcuda.c", "libcuda.so.1", "-DCAPABILITY_MAJOR=8", "this GPU has compute capability 8.0"),
+        ("libcublasLt.c", "libcublasLt.so.13", "-DCUBLASLT_VERSION=120805", "cuBLASLt is version 12.8.5"),
+    ];
+    for (source, file, flag, why) in cases {
+        compile_all(folder.path());
+        compile(folder.path(), source, file, &[flag]);
+        let (status, report) = doctor_of(folder.path(), "cuda", &wanted).unwrap();
+        let problem = report["problems"][0].as_str().unwrap();
+        assert!(
+            problem.starts_with("device.fp8_activations = true: cuBLASLt has") && problem.contains(why),
+            "{problem}"
+        );
+        assert_eq!(status, Some(1));
+        let (status, report) = doctor(folder.path(), "cuda").unwrap();
+        assert!(report["gpu"]["no_fp8_activations"].as_str().unwrap().contains(why), "{report}");
+        assert_eq!(status, Some(0), "it is not asked for");
+    }
 }
 
 #[test]

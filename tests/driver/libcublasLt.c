@@ -7,7 +7,9 @@
 #include <string.h>
 
 enum { INVALID_VALUE = 7, EXECUTION_FAILED = 13, NOT_SUPPORTED = 15 };
-enum { F32 = 0, F16 = 2, BF16 = 14 };
+enum { F32 = 0, F16 = 2, BF16 = 14, E4M3 = 28 };
+// What has a scale in common: a tensor; a row; 128 neighbours of a row; 128 rows and columns.
+enum { SCALAR = 0, OUTER_VEC = 3, VEC128 = 4, BLK128 = 5 };
 
 // Of the driver beside this.
 void fake_work(double ms);
@@ -18,6 +20,8 @@ struct Descriptor {
     int transpose_a, transpose_b;
     uint32_t epilogue;
     const void* bias;
+    const float *a_scales, *b_scales;
+    int a_mode, b_mode;
 };
 
 struct Layout {
@@ -61,7 +65,10 @@ int fake_backwards_from(int cols) {
     return 0;
 }
 
-size_t cublasLtGetVersion(void) { return 130002; }
+#ifndef CUBLASLT_VERSION
+#define CUBLASLT_VERSION 130002
+#endif
+size_t cublasLtGetVersion(void) { return CUBLASLT_VERSION; }
 
 int cublasLtCreate(void** handle) {
     *handle = malloc(1);
@@ -101,9 +108,14 @@ int cublasLtMatmulDescSetAttribute(struct Descriptor* descriptor, int attribute,
         case 4: field = &descriptor->transpose_b; break;
         case 7: field = &descriptor->epilogue; break;
         case 8: field = &descriptor->bias; break;
+        case 17: field = &descriptor->a_scales; break;
+        case 18: field = &descriptor->b_scales; break;
+        case 31: field = &descriptor->a_mode; break;
+        case 32: field = &descriptor->b_mode; break;
         default: return INVALID_VALUE;
     }
-    if (bytes != (attribute == 8 ? 8u : 4u)) {
+    const int is_pointer = attribute == 8 || attribute == 17 || attribute == 18;
+    if (bytes != (is_pointer ? 8u : 4u)) {
         return INVALID_VALUE;
     }
     memcpy(field, value, bytes);
@@ -143,10 +155,24 @@ int cublasLtMatmulPreferenceSetAttribute(struct Preference* preference, int attr
     }
 }
 
+// As its manual says for FP8: transposed weights, aligned sizes, and scales for both operands.
+static int is_supported(const struct Descriptor* d, const struct Layout* a, const struct Layout* b) {
+    if (a->type != E4M3 && b->type != E4M3) {
+        return d->a_mode == SCALAR && d->b_mode == SCALAR;
+    }
+    const int has_modes = (d->a_mode == OUTER_VEC && d->b_mode == OUTER_VEC) ||
+                          (d->a_mode == BLK128 && d->b_mode == VEC128 && a->rows % 128 == 0);
+    return a->type == E4M3 && b->type == E4M3 && has_modes && d->transpose_a && !d->transpose_b && a->rows % 16 == 0 &&
+           a->cols % 16 == 0;
+}
+
 int cublasLtMatmulAlgoGetHeuristic(void* handle, struct Descriptor* d, struct Layout* a, struct Layout* b,
                                    struct Layout* c, struct Layout* out, struct Preference* preference, int wanted,
                                    struct Result* results, int* count) {
-    (void)handle, (void)d, (void)a, (void)b, (void)c, (void)out;
+    (void)handle, (void)c, (void)out;
+    if (!is_supported(d, a, b)) {
+        return NOT_SUPPORTED;
+    }
     if (preference->workspace == 0 || preference->alignments != 4 || wanted < 4) {
         return INVALID_VALUE;
     }
@@ -160,9 +186,10 @@ int cublasLtMatmulAlgoGetHeuristic(void* handle, struct Descriptor* d, struct La
 
 int cublasLtMatmulAlgoCheck(void* handle, struct Descriptor* d, struct Layout* a, struct Layout* b, struct Layout* c,
                             struct Layout* out, const Algorithm* algorithm, struct Result* result) {
-    (void)handle, (void)d, (void)a, (void)c, (void)out;
+    (void)handle, (void)c, (void)out;
     *result = (struct Result){.algorithm = *algorithm, .workspace = 1 << 20};
-    return algorithm->data[0] == 1 || (algorithm->data[0] == 2 && b->cols == 48) ? NOT_SUPPORTED : 0;
+    const int fails = algorithm->data[0] == 1 || (algorithm->data[0] == 2 && b->cols == 48);
+    return fails || !is_supported(d, a, b) ? NOT_SUPPORTED : 0;
 }
 
 int cublasLtMatmulAlgoConfigGetAttribute(const Algorithm* algorithm, int attribute, void* value, size_t bytes,
@@ -176,8 +203,17 @@ int cublasLtMatmulAlgoConfigGetAttribute(const Algorithm* algorithm, int attribu
     return 0;
 }
 
+// E4M3: a sign, 4 bits of exponent with a bias of 7, 3 bits of mantissa.
+static float number_of(uint8_t code) {
+    const int exponent = code >> 3 & 15, mantissa = code & 7;
+    const float size = exponent == 0 ? mantissa / 512.0f : (8 + mantissa) / 1024.0f * (float)(1 << exponent);
+    return code < 128 ? size : -size;
+}
+
 static float get(const void* matrix, uint32_t type, uint64_t i) {
-    if (type == F32) {
+    if (type == E4M3) {
+        return number_of(((const uint8_t*)matrix)[i]);
+    } else if (type == F32) {
         return ((const float*)matrix)[i];
     } else if (type == F16) {
         return ((const _Float16*)matrix)[i];
@@ -210,6 +246,19 @@ struct Product {
     uint64_t algorithm;
 };
 
+// The scales of an element of the product: both operands are columns of `depth` codes.
+static float scale_of(const struct Product* p, uint64_t row, uint64_t col, uint64_t i) {
+    const uint64_t blocks = (p->a_layout.rows + 127) / 128;
+    switch (p->d.a_mode) {
+        case OUTER_VEC: return p->d.a_scales[row] * p->d.b_scales[col];
+        // The blocks of a row of weights are filled up to a multiple of 4.
+        case BLK128:
+            return p->d.a_scales[row / 128 * ((blocks + 3) / 4 * 4) + i / 128] *
+                   p->d.b_scales[i / 128 * p->b_layout.cols + col];
+        default: return 1;
+    }
+}
+
 // The matrix in the cache.
 static const void* cached;
 
@@ -230,7 +279,7 @@ static int perform_product(void* data) {
                 const uint64_t i = backwards ? depth - 1 - step : step;
                 const uint64_t in_a = p->d.transpose_a ? row * p->a_layout.ld + i : i * p->a_layout.ld + row;
                 const uint64_t in_b = p->d.transpose_b ? i * p->b_layout.ld + col : col * p->b_layout.ld + i;
-                sum += get(p->a, p->a_layout.type, in_a) * get(p->b, p->b_layout.type, in_b);
+                sum += get(p->a, p->a_layout.type, in_a) * get(p->b, p->b_layout.type, in_b) * scale_of(p, row, col, i);
             }
             // CUBLASLT_EPILOGUE_BIAS: one number for each row.
             const float bias = p->d.epilogue == 4 ? get(p->d.bias, p->out_layout.type, row) : 0;
@@ -251,8 +300,11 @@ int cublasLtMatmul(void* handle, struct Descriptor* d, const float* alpha, const
     if (handle == NULL || workspace == NULL || workspace_bytes < 1 << 20 || stream == NULL) {
         return INVALID_VALUE;
     }
-    if (which == 1 || (which == 2 && b_layout->cols == 48)) {
+    if (which == 1 || (which == 2 && b_layout->cols == 48) || !is_supported(d, a_layout, b_layout)) {
         return NOT_SUPPORTED;
+    }
+    if (a_layout->type == E4M3 && ((uintptr_t)d->a_scales % 16 != 0 || (uintptr_t)d->b_scales % 16 != 0)) {
+        return INVALID_VALUE;
     }
     products[which]++;
     const struct Product product = {*d, *alpha, a, b, *a_layout, *b_layout, *out_layout, out, which};

@@ -9,9 +9,11 @@ mod serve;
 use fake::Fake;
 use pagetide::backend::DType;
 use pagetide::backend::cuda::device::{
-    Copy, Device, DeviceBuffer, DeviceError, DeviceEvent, DevicePtr, Grid, Matmul, ModuleSource, PinnedBuffer, Stream,
+    Copy, Device, DeviceBuffer, DeviceError, DeviceEvent, DevicePtr, Fp8Matmul, Fp8Operands, Fp8Scaling, Grid, Matmul,
+    ModuleSource, PinnedBuffer, Stream,
 };
 use pagetide::backend::cuda::driver::{CopyBatches, DriverOptions, find};
+use pagetide::backend::fp8::E4M3_VALUES;
 use std::rc::Rc;
 
 const SOURCE: &str = "sampling.cu";
@@ -360,6 +362,77 @@ fn products_are_what_the_trait_says() {
             }
         }
     }
+}
+
+/// Small numbers of E4M3, whose products and sums are exact.
+fn codes(count: usize, seed: usize) -> Vec<u8> {
+    // 0, 1, 2, -1 and -2.
+    (0..count).map(|i| [0x00, 0x38, 0x40, 0xb8, 0xc0][(i * 7 + seed * 3) % 5]).collect()
+}
+
+/// Powers of two.
+fn scales(count: usize, seed: usize) -> Vec<f32> {
+    (0..count).map(|i| 2_f32.powi(((i * 5 + seed) % 4) as i32 - 2)).collect()
+}
+
+/// Does an FP8 product on the device and compares it with its definition.
+fn check_fp8_product(device: &Rc<dyn Device>, m: usize, scaling: Fp8Scaling, out: DType, bias: bool) {
+    let (n, k) = (144, 384);
+    let (x, w, b) = (codes(m * k, 1), codes(n * k, 2), floats(n, 3));
+    let x_scales = scales(m * scaling.scales_of_activations(k), 1);
+    let w_scales = scales(scaling.rows(n) * scaling.scales_of_row(k), 2);
+    let buffers = [
+        x.clone(),
+        bytes_of(&x_scales, DType::F32),
+        w.clone(),
+        bytes_of(&w_scales, DType::F32),
+        out.encode(&b),
+        out.encode(&vec![9.0; m * n]),
+    ]
+    .map(|bytes| upload(device, &bytes));
+    let [x_ptr, x_scales_ptr, w_ptr, w_scales_ptr, bias_ptr, out_ptr] = [0, 1, 2, 3, 4, 5].map(|i| buffers[i].ptr());
+    let operands = Fp8Operands {
+        x: x_ptr,
+        x_scales: x_scales_ptr,
+        w: w_ptr,
+        w_scales: w_scales_ptr,
+        bias: bias_ptr,
+        out: out_ptr,
+    };
+    // SAFETY: the buffers are of these sizes and live until everything is done.
+    unsafe { device.fp8_matmul(Fp8Matmul { m, n, k, scaling, out, bias }, operands).unwrap() };
+    let expected: Vec<f32> = (0..m * n)
+        .map(|i| {
+            let (row, col) = (i / n, i % n);
+            let product = |j: usize| {
+                let [x, w] = [x[row * k + j], w[col * k + j]].map(|code| E4M3_VALUES[usize::from(code)]);
+                let scale = match scaling {
+                    Fp8Scaling::Rows => x_scales[row] * w_scales[col],
+                    // Three blocks of columns, for which weights have four scales.
+                    Fp8Scaling::Blocks => x_scales[j / 128 * m + row] * w_scales[col / 128 * 4 + j / 128],
+                };
+                x * w * scale
+            };
+            (0..k).map(product).sum::<f32>() + if bias { b[col] } else { 0.0 }
+        })
+        .collect();
+    assert_eq!(download(device, &buffers[5]), out.encode(&expected), "{m} rows, {scaling:?} to {out:?}, bias: {bias}");
+}
+
+#[test]
+fn fp8_products_are_what_the_trait_says() {
+    let Some(fake) = Fake::lock() else { return };
+    let device = fake.find(false).unwrap().open().unwrap();
+    assert_eq!(device.lacks_fp8_products(), None);
+    for scaling in [Fp8Scaling::Rows, Fp8Scaling::Blocks] {
+        for (out, bias) in [(DType::BF16, false), (DType::BF16, true), (DType::F16, true), (DType::F32, false)] {
+            for m in [5, 1] {
+                check_fp8_product(&device, m, scaling, out, bias);
+            }
+        }
+    }
+    // A plain product of the same sizes has descriptors of its own.
+    check_product(&device, 5, DType::BF16, DType::BF16, true);
 }
 
 #[test]

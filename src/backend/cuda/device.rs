@@ -123,6 +123,70 @@ pub struct Matmul {
     pub bias: bool,
 }
 
+/// Which codes of the operands of an FP8 product have a scale in common.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum Fp8Scaling {
+    /// Those of a row. Scales of `x`: `[m]`, and of `w`: `[n]`.
+    Rows,
+    /// [`FP8_SCALE_BLOCK`] neighbours of a row of `x`, and as many in as many rows of `w`. Scales of `x`:
+    /// `[k / 128, m]`, and of `w`: `[n / 128, k / 128]`, where `n / 128` is rounded up and
+    /// [`Fp8Scaling::scales_of_row`] is the second size.
+    Blocks,
+}
+
+/// Columns, and rows of weights, of a block that has a scale.
+pub const FP8_SCALE_BLOCK: usize = 128;
+
+impl Fp8Scaling {
+    /// Scales of `n` rows of weights.
+    pub fn rows(self, n: usize) -> usize {
+        match self {
+            Self::Rows => n,
+            Self::Blocks => n.div_ceil(FP8_SCALE_BLOCK),
+        }
+    }
+
+    /// Scales of a row of `k` columns of weights, with those that fill it up.
+    pub fn scales_of_row(self, k: usize) -> usize {
+        match self {
+            Self::Rows => 1,
+            // As cuBLASLt wants it.
+            Self::Blocks => k.div_ceil(FP8_SCALE_BLOCK).next_multiple_of(4),
+        }
+    }
+
+    /// Scales of a row of `k` activations.
+    pub fn scales_of_activations(self, k: usize) -> usize {
+        match self {
+            Self::Rows => 1,
+            Self::Blocks => k.div_ceil(FP8_SCALE_BLOCK),
+        }
+    }
+}
+
+/// As [`Matmul`], with operands in E4M3 and scales for them in float32. `n` and `k` are multiples of 16; with
+/// [`Fp8Scaling::Blocks`], `k` is one of [`FP8_SCALE_BLOCK`]. No code is NaN. With a bias, `out` is not float32.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub struct Fp8Matmul {
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    pub scaling: Fp8Scaling,
+    pub out: DType,
+    pub bias: bool,
+}
+
+/// The addresses of an [`Fp8Matmul`]'s operands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Fp8Operands {
+    pub x: DevicePtr,
+    pub x_scales: DevicePtr,
+    pub w: DevicePtr,
+    pub w_scales: DevicePtr,
+    pub bias: DevicePtr,
+    pub out: DevicePtr,
+}
+
 /// Page-locked host memory that kernels read and write over the bus.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PinnedMemory {
@@ -244,6 +308,13 @@ pub trait Device {
         bias: DevicePtr,
         out: DevicePtr,
     ) -> DeviceResult<()>;
+
+    /// Why [`Device::fp8_matmul`] cannot be called; `None` if it can.
+    fn lacks_fp8_products(&self) -> Option<String>;
+    /// Enqueues a product on [`Stream::Compute`].
+    /// # Safety
+    /// As [`Device::matmul`]; the scales have the sizes that [`Fp8Scaling`] states.
+    unsafe fn fp8_matmul(&self, matmul: Fp8Matmul, operands: Fp8Operands) -> DeviceResult<()>;
 
     /// Whether [`Device::time_cold`] can be called now: the device has a clock, and no work is being recorded.
     fn can_time(&self) -> bool {

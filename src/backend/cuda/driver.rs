@@ -34,8 +34,8 @@ pub use copies::CopyBatches;
 use cudarc::driver::sys::{self, CUdevice_attribute, CUresult};
 use cudarc::{cublaslt, nvrtc};
 use functions::{
-    CUBLASLT_FUNCTIONS, DRIVER_FUNCTIONS, FIRST_DRIVER_FUNCTIONS, NVRTC_FUNCTIONS, address, driver_function,
-    has_function,
+    CUBLASLT_FUNCTIONS, DRIVER_FUNCTIONS, FIRST_DRIVER_FUNCTIONS, NVRTC_FUNCTIONS, address, cublaslt_release,
+    driver_function, has_function,
 };
 use gpu::{CudaDevice, CudaDeviceOptions};
 pub use libraries::NEWEST_CUDA;
@@ -233,10 +233,7 @@ pub fn open_cublaslt(settings: &DriverOptions, driver_major: u32) -> Result<Libr
         let function = |name: &str| unsafe { address(cublaslt::sys::culib().get::<*const c_void>(name)) };
         require("cuBLASLt", CUBLASLT_FUNCTIONS, |name| function(name).is_some())?;
         let path = path_of(&opened, function("cublasLtGetVersion"))?;
-        // SAFETY: no preconditions.
-        let version = unsafe { cublaslt::sys::cublasLtGetVersion() };
-        // 120805 is 12.8.5, 130002 is 13.0.2.
-        let (major, minor, patch) = (version / 10_000, version / 100 % 100, version % 100);
+        let [major, minor, patch] = cublaslt_release();
         check_release("cuBLASLt", major as u32, driver_major, path.as_deref())?;
         Ok(LibrarySummary { path, version: format!("{major}.{minor}.{patch}") })
     })

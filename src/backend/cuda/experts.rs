@@ -6,6 +6,7 @@ mod warp_groups;
 use super::device::{
     Device, DeviceBuffer, DeviceInfo, DevicePtr, DeviceResult, Grid, KernelId, Matmul, ModuleId, ModuleSource,
 };
+use super::fp8_products::Fp8Product;
 use super::options::{CudaOptions, scalar_define};
 use super::products::{self, QuantizedProduct};
 use super::rows::{BatchRows, FloatOrScalar, activation_number};
@@ -307,6 +308,9 @@ impl ExpertKernels {
                 let bias = DevicePtr::NULL;
                 let product = QuantizedProduct { x: x_rows, bias, out, rows: max_rows, k, batch_invariant };
                 products::product(parts, &product)?;
+            }
+            CudaWeights::Fp8(router) => {
+                router.product(&Fp8Product { x: x_rows, bias: None, out: (logits, DType::F32), rows: max_rows })?;
             }
         }
         let renormalize = u32::from(renormalize);

@@ -22,6 +22,8 @@ pub struct CudaOptions {
     pub graphs: bool,
     /// Whether a row's bits must not depend on the rest of the batch.
     pub batch_invariant: bool,
+    /// Whether products with FP8 matrices quantise their activations to FP8 too.
+    pub fp8_activations: bool,
     /// Whether products of few rows have kernels of their own; with `batch_invariant` they have none.
     pub few_rows: FewRowsUse,
     /// Whether attention scores are capped.
@@ -46,6 +48,7 @@ impl CudaOptions {
             max_logit_rows: 0,
             graphs: false,
             batch_invariant: false,
+            fp8_activations: false,
             few_rows: FewRowsUse::Timed,
             softcap: false,
             experts: false,

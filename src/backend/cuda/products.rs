@@ -11,7 +11,7 @@ use bytemuck::NoUninit;
 
 const WARP: usize = 32;
 const FEW_ROWS: usize = 8;
-const LOOKUP_THREADS: usize = 256;
+pub(super) const LOOKUP_THREADS: usize = 256;
 
 #[derive(Clone, Copy, NoUninit)]
 #[repr(C)]
@@ -28,9 +28,10 @@ struct QuantizedParams {
     padding: u32,
 }
 
+/// Of `kernels/include/lookup.cuh`.
 #[derive(Clone, Copy, NoUninit)]
 #[repr(C)]
-struct LookupParams {
+pub(super) struct LookupParams {
     batch: DevicePtr,
     sampled: DevicePtr,
     table: DevicePtr,
@@ -49,6 +50,28 @@ pub(super) enum Lookup {
     Tokens { scale: f32, sampled: DevicePtr },
     /// `out += table[position + offset]`
     Positions { offset: usize },
+}
+
+impl LookupParams {
+    /// `table` has `table_rows` rows, and as many columns as `out`.
+    pub fn new(rows: BatchRows, lookup: &Lookup, (table, table_rows): (DevicePtr, usize), out: &CudaTensor) -> Self {
+        let (scale, sampled, offset, adds_positions) = match *lookup {
+            Lookup::Tokens { scale, sampled } => (scale, sampled, 0, 0),
+            Lookup::Positions { offset } => (1.0, DevicePtr::NULL, offset as u32, 1),
+        };
+        Self {
+            batch: rows.header,
+            sampled,
+            table,
+            out: FloatOrScalar::of(out),
+            cols: out.cols as u32,
+            table_rows: table_rows as u32,
+            scale,
+            offset,
+            adds_positions,
+            padding: 0,
+        }
+    }
 }
 
 /// A product with a quantised matrix: `x: [rows, k]` of the model's type, `out: [rows, n]`.
@@ -105,22 +128,7 @@ impl QuantizedRows {
 
     /// Rows of a table that is this matrix.
     pub fn look_up(&self, rows: BatchRows, lookup: &Lookup, out: &CudaTensor) -> DeviceResult<()> {
-        let (scale, sampled, offset, adds_positions) = match *lookup {
-            Lookup::Tokens { scale, sampled } => (scale, sampled, 0, 0),
-            Lookup::Positions { offset } => (1.0, DevicePtr::NULL, offset as u32, 1),
-        };
-        let params = LookupParams {
-            batch: rows.header,
-            sampled,
-            table: self.ptr(),
-            out: FloatOrScalar::of(out),
-            cols: out.cols as u32,
-            table_rows: self.n as u32,
-            scale,
-            offset,
-            adds_positions,
-            padding: 0,
-        };
+        let params = LookupParams::new(rows, lookup, (self.ptr(), self.n), out);
         if rows.num_rows == 0 {
             return Ok(());
         }

@@ -4,7 +4,7 @@ use super::device::{Device, DeviceBuffer, DevicePtr, DeviceResult, KernelId, Mod
 use super::options::scalar_define;
 use super::upload::Uploader;
 use super::weight_tiles::{TILE_N, WeightTiles};
-use crate::{DType, HostTensor, WeightFormat};
+use crate::{DType, HostTensor, WeightFormat, fp8};
 use pagetide_base::error::StartError;
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -153,11 +153,12 @@ impl QuantizedModules {
         let (n, row_bytes) = (rows.len(), tiles.row_bytes(k));
         let buffer = uploader.upload_pieces(n.div_ceil(TILE_N), row_bytes, &pack)?;
         if !is_finite.into_inner() {
-            let problem = match parts[0].format {
-                WeightFormat::Fp8 => "a weight of a matrix is not a number or infinite",
-                _ => "a scale of a matrix is not finite in float16, whose largest number is 65504",
-            };
-            return Err(StartError::new(format!("{problem}: [{n}, {k}] in {}", parts[0].format)));
+            return Err(match parts[0].format {
+                WeightFormat::Fp8 => fp8::not_finite(n, k),
+                format => StartError::new(format!(
+                    "a scale of a matrix is not finite in float16, whose largest number is 65504: [{n}, {k}] in {format}"
+                )),
+            });
         }
         Ok(QuantizedRows { kernels: self.kernels(tiles)?, buffer, n })
     }

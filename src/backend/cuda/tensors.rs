@@ -1,6 +1,7 @@
 //! The tensors that the backend's operations work on, in device memory.
 
 use super::device::{DeviceBuffer, DevicePtr};
+use super::fp8_matrix::Fp8Matrix;
 use super::quantized::QuantizedRows;
 use crate::DType;
 
@@ -26,6 +27,8 @@ pub(super) enum CudaWeights {
     Plain(DeviceBuffer),
     /// All rows, in order.
     Quantized(Vec<QuantizedRows>),
+    /// For products with FP8 activations.
+    Fp8(Fp8Matrix),
 }
 
 /// Weight matrices `[count, n, k]`.
@@ -81,7 +84,7 @@ impl CudaMatrix {
     pub fn buffer(&self) -> &DeviceBuffer {
         match &self.weights {
             CudaWeights::Plain(buffer) => buffer,
-            CudaWeights::Quantized(_) => panic!("a quantised matrix has no elements in memory"),
+            CudaWeights::Quantized(_) | CudaWeights::Fp8(_) => panic!("a quantised matrix has no elements in memory"),
         }
     }
 }

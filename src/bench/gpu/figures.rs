@@ -23,6 +23,8 @@ pub struct Sizes {
     pub copy_bytes: usize,
     /// `(n, k)` of the matrices of products of few rows.
     pub products: Vec<(usize, usize)>,
+    /// `(n, k)` of an FP8 matrix, and rows that it is multiplied with.
+    pub fp8_product: ((usize, usize), Vec<usize>),
     /// A layer of experts, and rows that it is computed for.
     pub experts: (ExpertsShape, Vec<usize>),
     pub block_sizes: Vec<usize>,
@@ -71,6 +73,7 @@ impl Sizes {
                 },
                 vec![1, 32, 256, 2048],
             ),
+            fp8_product: ((28_672, 4096), vec![1, 8, 32, 256, 2048]),
             products: vec![(6144, 4096), (4096, 4096), (28_672, 4096), (4096, 14_336)],
             block_sizes: vec![16],
             model: Some(LLAMA_8B),

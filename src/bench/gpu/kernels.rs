@@ -3,7 +3,10 @@
 use super::figures::{Bandwidths, Figure, Goal, Sizes, seconds};
 use pagetide_backend::cuda::device::{Copy, Device, DeviceBuffer, DevicePtr, DeviceResult, PinnedBuffer, Stream};
 use pagetide_backend::cuda::{CudaBackend, CudaOptions, FewRowsUse};
-use pagetide_backend::{AttentionShape, Backend, Batch, BatchSeq, DType, Experts, KvLayout, NO_SOURCE, TensorRole};
+use pagetide_backend::fp8::{FP8_BLOCK_BYTES, FP8_BLOCK_WEIGHTS, write_block};
+use pagetide_backend::{
+    AttentionShape, Backend, Batch, BatchSeq, DType, Experts, HostTensor, KvLayout, NO_SOURCE, TensorRole, WeightFormat,
+};
 use pagetide_base::error::StartError;
 use pagetide_base::ids::BlockId;
 use std::rc::Rc;
@@ -67,12 +70,13 @@ struct BatchLimits {
 #[derive(Clone, Copy)]
 struct KernelChoice {
     batch_invariant: bool,
+    fp8_activations: bool,
     few_rows: FewRowsUse,
     experts: bool,
 }
 
 const WITHOUT_FEW_ROWS: KernelChoice =
-    KernelChoice { batch_invariant: false, few_rows: FewRowsUse::Never, experts: false };
+    KernelChoice { batch_invariant: false, fp8_activations: false, few_rows: FewRowsUse::Never, experts: false };
 
 /// A backend with nothing but KV blocks, all random.
 struct KernelBench {
@@ -89,7 +93,7 @@ impl KernelBench {
         layout: KvLayout,
         limits: BatchLimits,
         (num_blocks, num_swap_blocks): (usize, usize),
-        KernelChoice { batch_invariant, few_rows, experts }: KernelChoice,
+        KernelChoice { batch_invariant, fp8_activations, few_rows, experts }: KernelChoice,
     ) -> Result<Self, StartError> {
         let options = CudaOptions {
             dtype: DTYPE,
@@ -102,6 +106,7 @@ impl KernelBench {
             max_logit_rows: 8,
             graphs: false,
             batch_invariant,
+            fp8_activations,
             few_rows,
             softcap: false,
             experts,
@@ -239,6 +244,62 @@ pub(super) fn products(
         }
     }
     Ok(())
+}
+
+/// Products with a plain matrix, and with an FP8 matrix: with activations of the model's type, and with FP8 activations
+/// where the device has such products. The matrix is larger than the caches.
+pub(super) fn fp8_products(
+    device: &Rc<dyn Device>,
+    sizes: &Sizes,
+    report: &mut dyn FnMut(Figure),
+) -> Result<(), StartError> {
+    let ((n, k), row_counts) = &sizes.fp8_product;
+    let (n, k) = (*n, *k);
+    let max_rows = row_counts.iter().copied().max().unwrap_or(1);
+    let (_, num_kv_heads, head_dim) = sizes.heads;
+    let layout = KvLayout { num_layers: 1, num_kv_heads, head_dim, block_size: 16, dtype: DTYPE.into() };
+    let limits = BatchLimits { rows: max_rows, seqs: 1, len: max_rows };
+    let num_blocks = max_rows.div_ceil(layout.block_size);
+    let blocks = fp8_blocks(n * k);
+    let with_fp8 = device.lacks_fp8_products().is_none().then_some(("FP8 weights and activations", true, true));
+    let kinds = [("plain", false, false), ("FP8 weights", true, false)].into_iter().chain(with_fp8);
+    for (kind, is_fp8, fp8_activations) in kinds {
+        let choice = KernelChoice { fp8_activations, ..WITHOUT_FEW_ROWS };
+        let mut bench = KernelBench::new(device, sizes, layout, limits, (num_blocks, 0), choice)?;
+        let w = match is_fp8 {
+            true => {
+                let tensor = HostTensor { format: WeightFormat::Fp8, rows: n, cols: k, bytes: &blocks };
+                bench.backend.matrix(&[tensor], DTYPE)?
+            }
+            false => bench.backend.random_matrix(n, k, DTYPE, 1)?,
+        };
+        let tensor = |cols| bench.backend.tensor(max_rows, cols, TensorRole::Activation);
+        let (x, mut out) = (tensor(k)?, tensor(n)?);
+        bench.randomize(x.buffer().ptr(), x.buffer().bytes())?;
+        for rows in row_counts {
+            bench.backend.begin(&bench.batch(&[(0, *rows)]));
+            let time = seconds(&**device, sizes, || {
+                bench.backend.linear(&x, &w, None, &mut out);
+                Ok(())
+            })?;
+            bench.backend.end_step();
+            bench.backend.finish_step();
+            let measure = format!("product, {rows} x {n} x {k}, {kind}");
+            report(Figure::new(measure, (2 * rows * n * k) as f64 / time / 1e12, "TFLOP/s"));
+        }
+    }
+    Ok(())
+}
+
+/// Blocks of FP8 with all codes but NaN, and one scale.
+fn fp8_blocks(weights: usize) -> Vec<u8> {
+    let mut bytes = vec![0; weights / FP8_BLOCK_WEIGHTS * FP8_BLOCK_BYTES];
+    for (index, block) in bytes.chunks_exact_mut(FP8_BLOCK_BYTES).enumerate() {
+        let code = |i| ((index * 61 + i * 37) % 127) as u8 | ((index + i) % 2 * 128) as u8;
+        let codes: [u8; FP8_BLOCK_WEIGHTS] = std::array::from_fn(code);
+        write_block(1e-4, &codes, block);
+    }
+    bytes
 }
 
 /// A layer of experts, with random choices. Its matrices are larger than the caches. On Hopper, many rows have another

@@ -141,6 +141,7 @@ impl GpuLoading {
             max_logit_rows,
             graphs: options.cuda_graphs,
             batch_invariant: options.driver.batch_invariant,
+            fp8_activations: options.fp8_activations,
             few_rows: FewRowsUse::Timed,
             softcap: spec.attention.softcap.is_some(),
             experts: spec.experts.is_some(),
@@ -157,6 +158,14 @@ impl GpuLoading {
             &backend,
             progress,
         )?;
+        match backend.num_fp8_products() {
+            None => {}
+            Some(0) => tracing::warn!(
+                "device.fp8_activations = true changes nothing: the model has no FP8 matrix with one scale for each row or \
+                 for each 128 x 128 weights"
+            ),
+            Some(count) => tracing::info!("{count} matrices are multiplied with FP8 activations"),
+        }
         Ok((backend, decoder))
     }
 }

@@ -183,6 +183,7 @@ mod tests {
             isa: None,
             driver: Default::default(),
             cuda_graphs: false,
+            fp8_activations: false,
             memory_fraction: PerDevice { cpu: 0.5, gpu: 0.5 },
             batched_tokens: PerDevice { cpu: 1, gpu: 1 },
             max_num_seqs: 1 << 16,

@@ -9,6 +9,7 @@ use crate::emulation::ptx::{Architecture, PtxCompiler, compiled, module, nvcc};
 use crate::emulation::{EmulatedDevice, EmulatedOptions};
 use crate::experts::mix_one;
 use crate::few_rows;
+use crate::fp8_products;
 use crate::quantized::multiply;
 use crate::support::{options, root};
 use pagetide::backend::cuda::device::{Device, ModuleSource};
@@ -96,7 +97,9 @@ fn machine_code_has_the_same_operations() {
         let info = architecture.device_info();
         for head_dim in [64, 128] {
             let kv = KvLayout { num_layers: 2, num_kv_heads: 2, head_dim, block_size: 16, dtype: DType::BF16.into() };
-            let options = CudaOptions { experts: true, few_rows: FewRowsUse::Always, ..options(DType::BF16, 8, kv) };
+            let options = options(DType::BF16, 8, kv);
+            let few_rows = FewRowsUse::Always;
+            let options = CudaOptions { experts: true, fp8_activations: true, few_rows, ..options };
             for source in module_sources(&options, &info) {
                 compare_operations(&source, architecture);
             }
@@ -218,6 +221,11 @@ fn expected_kernels() -> Vec<ExpectedKernel> {
         let launches = counted(|device| mix_one(device, (128, 256, 256), kernel == "expert_product_hopper"));
         ExpectedKernel { kernel, shape, counts: last(&launches, kernel).total(), times: 128 * 8 * 3 }
     };
+    let quantized = |kernel, is_in_blocks| {
+        let launches = counted(|device| fp8_products::multiply(device, (8, 16, 4096), is_in_blocks));
+        let shape = "bfloat16, 2048 rows of 4096";
+        ExpectedKernel { kernel, shape, counts: last(&launches, kernel).total(), times: 256 }
+    };
     let [q4_0, q8_0] = [QuantFormat::Q4_0, QuantFormat::Q8_0].map(WeightFormat::from);
     vec![
         attention("attention_decode", "64 sequences of 512 tokens, 32 heads of 128, 8 KV heads", (511, 1), 64 * 8),
@@ -232,6 +240,8 @@ fn expected_kernels() -> Vec<ExpectedKernel> {
         product("quantized_product_few", "FP8, 8 rows, 4096 x 4096", WeightFormat::Fp8, (8, 256, 1024), 64),
         product("quantized_product", "Q4_0, 512 rows, 4096 x 4096", q4_0, (64, 256, 1024), 512),
         product("quantized_product", "FP8, 512 rows, 4096 x 4096", WeightFormat::Fp8, (64, 256, 1024), 512),
+        quantized("quantize_rows", false),
+        quantized("quantize_row_blocks", true),
     ]
 }
 

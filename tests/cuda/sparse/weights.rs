@@ -65,15 +65,39 @@ fn looked_up(device: &Rc<dyn Device>, tiles_before: usize) -> Vec<f32> {
     let (token, rows) = (tiles_before * TILE_N + 5, (tiles_before + 1) * TILE_N);
     let table = DeviceBuffer::new(device, (tiles_before + 1) * TILES.tile_bytes()).unwrap();
     put(device, table.ptr() + tiles_before * TILES.tile_bytes(), &tile_bytes(1));
+    look_up(device, quantized_source(), "quantized_lookup", (table.ptr(), token, rows), |params| params)
+}
+
+/// The row of a token in E4M3, with scales for rows, or for blocks of 128 x 128 weights.
+fn looked_up_in_fp8(device: &Rc<dyn Device>, rows_before: usize, is_in_blocks: bool) -> Vec<f32> {
+    let table = DeviceBuffer::new(device, (rows_before + 1) * TILE_K).unwrap();
+    put(device, table.ptr() + rows_before * TILE_K, &tile_bytes(1)[..TILE_K]);
+    // A row of blocks has one, and is filled up to four.
+    let (scale, blocks_of_row) = if is_in_blocks { (rows_before / 128 * 4, 4) } else { (rows_before, 0) };
+    let scales = DeviceBuffer::new(device, (scale + 1) * size_of::<f32>()).unwrap();
+    put(device, scales.ptr() + scale * size_of::<f32>(), &0.5_f32.to_le_bytes());
+    let source = ModuleSource { file: "fp8.cu", defines: vec![("DTYPE", "bf16".into())] };
+    let table = (table.ptr(), rows_before, rows_before + 1);
+    look_up(device, source, "fp8_lookup", table, |params| params.addresses(&[scales.ptr()]).words(&[blocks_of_row, 0]))
+}
+
+/// Launches a lookup of one row. `add` adds the parameters behind `LookupParams`.
+fn look_up(
+    device: &Rc<dyn Device>,
+    source: ModuleSource,
+    kernel: &str,
+    (table, token, rows): (DevicePtr, usize, usize),
+    add: impl FnOnce(Params) -> Params,
+) -> Vec<f32> {
     // `BatchHeader`: one row, whose token and its source are behind the header.
     let mut batch = vec![1, 0, 16, 17];
     batch.resize(16, 0);
     batch.extend([token as u32, u32::MAX]);
     let (batch, out) = (words(device, &batch), DeviceBuffer::new(device, TILE_K * 4).unwrap());
-    let addresses = [batch.ptr(), DevicePtr::NULL, table.ptr(), out.ptr(), DevicePtr::NULL];
+    let addresses = [batch.ptr(), DevicePtr::NULL, table, out.ptr(), DevicePtr::NULL];
     let params = Params::default().addresses(&addresses);
     let params = params.words(&[TILE_K as u32, rows as u32, 1_f32.to_bits(), 0, 0, 0]);
-    launch(device, quantized_source(), "quantized_lookup", (256, 0), params);
+    launch(device, source, kernel, (256, 0), add(params));
     download(device, &out, DType::F32)
 }
 
@@ -121,6 +145,8 @@ fn check(device: &Rc<dyn Device>, what: &str, piece_bytes: usize, run: fn(&Rc<dy
 fn weights_beyond_4_gib() {
     let Some(device) = device_with_room(5 << 30) else { return };
     check(&device, "lookup", TILES.tile_bytes(), looked_up);
+    check(&device, "FP8 lookup", TILE_K, |device, row| looked_up_in_fp8(device, row, false));
+    check(&device, "FP8 lookup in blocks", TILE_K, |device, row| looked_up_in_fp8(device, row, true));
     check(&device, "quantised product", TILES.tile_bytes(), quantised_product_of);
     if device.info().compute_capability == (9, 0) {
         check(&device, "product on warp groups", TILE_N * TILE_K * 2, product_on_warp_groups_of);

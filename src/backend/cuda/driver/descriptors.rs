@@ -1,6 +1,6 @@
 //! cuBLASLt's descriptors.
 
-use super::super::device::DeviceResult;
+use super::super::device::{DevicePtr, DeviceResult, Fp8Scaling};
 use super::context::Context;
 use crate::DType;
 use cudarc::cublaslt::sys as lt;
@@ -11,7 +11,32 @@ pub const WORKSPACE_BYTES: usize = 32 << 20;
 /// Alignment of all operands, in bytes.
 const ALIGNMENT: u32 = 16;
 
-fn data_type(dtype: DType) -> lt::cudaDataType_t {
+/// The operands of a product.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum OperandKind {
+    Plain(DType),
+    /// E4M3 with scales.
+    Fp8(Fp8Scaling),
+}
+
+impl OperandKind {
+    /// Bytes of an element.
+    pub fn size_bytes(self) -> usize {
+        match self {
+            Self::Plain(dtype) => dtype.size_bytes(),
+            Self::Fp8(_) => 1,
+        }
+    }
+
+    pub fn data_type(self) -> lt::cudaDataType_t {
+        match self {
+            Self::Plain(dtype) => data_type(dtype),
+            Self::Fp8(_) => lt::cudaDataType_t::CUDA_R_8F_E4M3,
+        }
+    }
+}
+
+pub fn data_type(dtype: DType) -> lt::cudaDataType_t {
     match dtype {
         DType::F32 => lt::cudaDataType_t::CUDA_R_32F,
         DType::F16 => lt::cudaDataType_t::CUDA_R_16F,
@@ -42,6 +67,33 @@ impl Descriptor {
         Ok(descriptor)
     }
 
+    /// Says which elements have a scale in common. The first operand of the computation is the weights.
+    pub fn set_scaling(&self, context: &Context, scaling: Fp8Scaling) -> DeviceResult<()> {
+        use lt::cublasLtMatmulDescAttributes_t::{
+            CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_DESC_B_SCALE_MODE,
+        };
+        use lt::cublasLtMatmulMatrixScale_t::*;
+        let (weights, activations) = match scaling {
+            Fp8Scaling::Rows => {
+                (CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F, CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F)
+            }
+            Fp8Scaling::Blocks => {
+                (CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F, CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F)
+            }
+        };
+        self.set(context, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &(weights as i32))?;
+        self.set(context, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &(activations as i32))
+    }
+
+    /// The addresses of the scales of weights and activations.
+    pub fn set_scales(&self, context: &Context, [weights, activations]: [DevicePtr; 2]) -> DeviceResult<()> {
+        use lt::cublasLtMatmulDescAttributes_t::{
+            CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER,
+        };
+        self.set(context, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &weights.0)?;
+        self.set(context, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &activations.0)
+    }
+
     /// `T` has the attribute's size.
     pub fn set<T>(
         &self,
@@ -67,12 +119,10 @@ impl Drop for Descriptor {
 pub struct MatrixLayout(pub lt::cublasLtMatrixLayout_t);
 
 impl MatrixLayout {
-    pub fn new(context: &Context, dtype: DType, rows: usize, cols: usize) -> DeviceResult<Self> {
+    pub fn new(context: &Context, of: lt::cudaDataType_t, rows: usize, cols: usize) -> DeviceResult<Self> {
         let mut layout = std::ptr::null_mut();
         // SAFETY: it is ours to write.
-        let created = unsafe {
-            lt::cublasLtMatrixLayoutCreate(&mut layout, data_type(dtype), rows as u64, cols as u64, rows as i64)
-        };
+        let created = unsafe { lt::cublasLtMatrixLayoutCreate(&mut layout, of, rows as u64, cols as u64, rows as i64) };
         context.check_cublas(created, "cublasLtMatrixLayoutCreate")?;
         Ok(Self(layout))
     }

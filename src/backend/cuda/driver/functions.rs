@@ -1,5 +1,6 @@
 //! The functions of CUDA's libraries that this program calls, and whether the libraries have them.
 
+use cudarc::cublaslt::sys as lt;
 use cudarc::driver::sys;
 use std::ffi::c_void;
 
@@ -93,6 +94,14 @@ pub(super) const CUBLASLT_FUNCTIONS: &[&str] = &[
 
 pub(super) fn address<E>(symbol: Result<impl std::ops::Deref<Target = *const c_void>, E>) -> Option<*const c_void> {
     symbol.ok().map(|symbol| *symbol)
+}
+
+/// `[13, 0, 2]`. The library is open.
+pub(super) fn cublaslt_release() -> [usize; 3] {
+    // SAFETY: no preconditions.
+    let version = unsafe { lt::cublasLtGetVersion() };
+    // 120805 is 12.8.5, 130002 is 13.0.2.
+    [version / 10_000, version / 100 % 100, version % 100]
 }
 
 pub(super) fn driver_function(name: &str) -> Option<*const c_void> {

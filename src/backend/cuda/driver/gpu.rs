@@ -1,14 +1,15 @@
 //! [`Device`] over the driver.
 
 use super::super::device::{
-    Copy, CopyMethod, Device, DeviceError, DeviceEvent, DeviceInfo, DevicePtr, DeviceResult, GraphId, Grid, KernelId,
-    KernelOccupancy, Matmul, ModuleId, ModuleSource, PinnedMemory, Stream,
+    Copy, CopyMethod, Device, DeviceError, DeviceEvent, DeviceInfo, DevicePtr, DeviceResult, Fp8Matmul, Fp8Operands,
+    GraphId, Grid, KernelId, KernelOccupancy, Matmul, ModuleId, ModuleSource, PinnedMemory, Stream,
 };
 use super::cold_weights::ColdWeights;
 use super::compiler::{KernelCache, architecture};
 use super::context::Context;
 use super::copies::{CopyBatches, CopyCalls};
 use super::events::{EventCalls, EventLog};
+use super::functions::cublaslt_release;
 use super::matmul::Matmuls;
 use super::occupancy::{self, SmLimits};
 use super::recording;
@@ -60,6 +61,11 @@ struct LoadedKernel {
 /// Parameters of a launch, with the largest alignment that a kernel may need.
 #[repr(C, align(16))]
 struct Params([u8; MAX_PARAMS_BYTES]);
+
+/// The compute capability on which cuBLASLt has scales for rows and for blocks of 128.
+const FP8_COMPUTE_CAPABILITY: (u32, u32) = (9, 0);
+/// The first version that has them.
+const FIRST_CUBLASLT_WITH_FP8_SCALES: [usize; 3] = [12, 9, 0];
 
 /// The limit of all architectures.
 const MAX_PARAMS_BYTES: usize = 4096;
@@ -355,6 +361,25 @@ impl Device for CudaDevice {
         self.enqueues_other(Stream::Compute);
         // SAFETY: the caller's promise.
         unsafe { self.products.borrow_mut().enqueue(matmul, [x, w, bias, out], !self.is_recording.get()) }
+    }
+
+    fn lacks_fp8_products(&self) -> Option<String> {
+        let ((major, minor), release) = (self.info.compute_capability, cublaslt_release());
+        ((major, minor) != FP8_COMPUTE_CAPABILITY || release < FIRST_CUBLASLT_WITH_FP8_SCALES).then(|| {
+            let [release, minor_release, patch] = release;
+            format!(
+                "cuBLASLt has FP8 products with such scales on compute capability 9.0 (Hopper) and from its version 12.9 \
+                 on; this GPU has compute capability {major}.{minor}, and cuBLASLt is version \
+                 {release}.{minor_release}.{patch}"
+            )
+        })
+    }
+
+    unsafe fn fp8_matmul(&self, matmul: Fp8Matmul, operands: Fp8Operands) -> DeviceResult<()> {
+        self.context.enter()?;
+        self.enqueues_other(Stream::Compute);
+        // SAFETY: the caller's promise.
+        unsafe { self.products.borrow_mut().enqueue_fp8(matmul, operands, !self.is_recording.get()) }
     }
 
     fn can_time(&self) -> bool {

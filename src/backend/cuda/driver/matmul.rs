@@ -7,10 +7,10 @@
 //! weights that are not in the cache (`cold_weights`). When a product first has that many rows, all smaller powers of
 //! two are measured too. So the start, which runs a step of the largest size, measures everything.
 
-use super::super::device::{DeviceError, DevicePtr, DeviceResult, Matmul, Stream};
+use super::super::device::{DeviceError, DevicePtr, DeviceResult, Fp8Matmul, Fp8Operands, Matmul, Stream};
 use super::cold_weights::ColdWeights;
 use super::context::Context;
-use super::descriptors::{Descriptor, MatrixLayout, Preference, WORKSPACE_BYTES};
+use super::descriptors::{Descriptor, MatrixLayout, OperandKind, Preference, WORKSPACE_BYTES, data_type};
 use super::invariant_algorithms::InvariantAlgorithms;
 use crate::DType;
 use cudarc::cublaslt::sys::{self as lt, cublasStatus_t};
@@ -38,7 +38,7 @@ pub struct Matmuls {
 struct Shape {
     n: usize,
     k: usize,
-    dtype: DType,
+    operands: OperandKind,
     out: DType,
     bias: bool,
 }
@@ -88,31 +88,78 @@ impl Matmuls {
     /// others.
     pub unsafe fn enqueue(&mut self, matmul: Matmul, operands: Operands, may_measure: bool) -> DeviceResult<()> {
         let Matmul { m, n, k, dtype, out, bias } = matmul;
-        if m == 0 {
+        let shape = Shape { n, k, operands: OperandKind::Plain(dtype), out, bias };
+        self.with_product(shape, m, |all, product| {
+            product.set_bias(&all.context, operands[2])?;
+            if all.batch_invariant {
+                // SAFETY: the caller's promise.
+                return unsafe { all.enqueue_invariant(product, matmul, operands, may_measure) };
+            }
+            // SAFETY: the caller's promise.
+            unsafe { all.enqueue_fastest(product, m, operands, may_measure) }
+        })
+    }
+
+    /// Enqueues an FP8 product, as [`Self::enqueue`] does. It is never batch-invariant.
+    ///
+    /// # Safety
+    /// As [`Self::enqueue`].
+    pub unsafe fn enqueue_fp8(
+        &mut self,
+        matmul: Fp8Matmul,
+        operands: Fp8Operands,
+        may_measure: bool,
+    ) -> DeviceResult<()> {
+        let Fp8Matmul { m, n, k, scaling, out, bias } = matmul;
+        let Fp8Operands { x, x_scales, w, w_scales, bias: bias_ptr, out: to } = operands;
+        let shape = Shape { n, k, operands: OperandKind::Fp8(scaling), out, bias };
+        self.with_product(shape, m, |all, product| {
+            product.set_bias(&all.context, bias_ptr)?;
+            product.descriptor.set_scales(&all.context, [w_scales, x_scales])?;
+            // SAFETY: the caller's promise.
+            unsafe { all.enqueue_fastest(product, m, [x, w, bias_ptr, to], may_measure) }
+        })
+    }
+
+    /// Calls `enqueue` with the product of this shape, unless it has no rows. Its errors get the shape.
+    fn with_product(
+        &mut self,
+        shape: Shape,
+        num_rows: usize,
+        enqueue: impl FnOnce(&Self, &mut PlannedProduct) -> DeviceResult<()>,
+    ) -> DeviceResult<()> {
+        if num_rows == 0 {
             return Ok(());
         }
-        let shape = Shape { n, k, dtype, out, bias };
         let mut product = match self.products.remove(&shape) {
             Some(product) => product,
             None => PlannedProduct::new(&self.context, shape)?,
         };
-        let done = product.set_bias(&self.context, operands[2], bias).and_then(|()| {
-            if self.batch_invariant {
-                // SAFETY: the caller's promise.
-                return unsafe { self.enqueue_invariant(&mut product, matmul, operands, may_measure) };
-            }
-            // SAFETY: the caller's promise.
-            let algorithm = unsafe { self.algorithm(&mut product, m, operands, may_measure)? };
-            product.set_rows(&self.context, m)?;
-            // SAFETY: the caller's promise.
-            let status = unsafe { self.launch(&product, operands, &algorithm) };
-            self.context.check_cublas(status, "cublasLtMatmul")
-        });
+        let done = enqueue(self, &mut product);
         self.products.insert(shape, product);
         done.map_err(|error| match error {
-            DeviceError::Other(why) => DeviceError::Other(format!("{matmul:?}: {why}")),
+            DeviceError::Other(why) => DeviceError::Other(format!("{shape:?} with {num_rows} rows: {why}")),
             lost => lost,
         })
+    }
+
+    /// Enqueues a product with the fastest algorithm for its number of rows.
+    ///
+    /// # Safety
+    /// As [`Self::enqueue`].
+    unsafe fn enqueue_fastest(
+        &self,
+        product: &mut PlannedProduct,
+        num_rows: usize,
+        operands: Operands,
+        may_measure: bool,
+    ) -> DeviceResult<()> {
+        // SAFETY: the caller's promise.
+        let algorithm = unsafe { self.algorithm(product, num_rows, operands, may_measure)? };
+        product.set_rows(&self.context, num_rows)?;
+        // SAFETY: the caller's promise.
+        let status = unsafe { self.launch(product, operands, &algorithm) };
+        self.context.check_cublas(status, "cublasLtMatmul")
     }
 
     /// # Safety
@@ -160,9 +207,9 @@ impl Matmuls {
             return Ok(());
         }
         let [x, w, bias, out] = operands;
-        let Shape { n, k, dtype, .. } = product.shape;
+        let Shape { n, k, operands, .. } = product.shape;
         // SAFETY: the caller's promise.
-        let weights = unsafe { ColdWeights::new(&self.context, w, n * k * dtype.size_bytes(), self.l2_bytes)? };
+        let weights = unsafe { ColdWeights::new(&self.context, w, n * k * operands.size_bytes(), self.l2_bytes)? };
         for power in powers {
             product.set_rows(&self.context, power.min(m))?;
             let mut best: Option<(f32, lt::cublasLtMatmulAlgo_t)> = None;
@@ -320,13 +367,17 @@ fn sums_in_one_piece(algorithm: &lt::cublasLtMatmulAlgo_t) -> bool {
 
 impl PlannedProduct {
     fn new(context: &Context, shape: Shape) -> DeviceResult<Self> {
-        let Shape { n, k, dtype, out, bias } = shape;
+        let Shape { n, k, operands, out, bias } = shape;
+        let descriptor = Descriptor::new(context, bias)?;
+        if let OperandKind::Fp8(scaling) = operands {
+            descriptor.set_scaling(context, scaling)?;
+        }
         Ok(Self {
             shape,
-            descriptor: Descriptor::new(context, bias)?,
-            w: MatrixLayout::new(context, dtype, k, n)?,
-            x: MatrixLayout::new(context, dtype, k, 1)?,
-            out: MatrixLayout::new(context, out, n, 1)?,
+            descriptor,
+            w: MatrixLayout::new(context, operands.data_type(), k, n)?,
+            x: MatrixLayout::new(context, operands.data_type(), k, 1)?,
+            out: MatrixLayout::new(context, data_type(out), n, 1)?,
             num_rows: 1,
             measured: BTreeMap::new(),
             chosen: HashMap::new(),
@@ -343,8 +394,8 @@ impl PlannedProduct {
         Ok(())
     }
 
-    fn set_bias(&self, context: &Context, bias: DevicePtr, has_bias: bool) -> DeviceResult<()> {
+    fn set_bias(&self, context: &Context, bias: DevicePtr) -> DeviceResult<()> {
         use lt::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
-        if has_bias { self.descriptor.set(context, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias.0) } else { Ok(()) }
+        if self.shape.bias { self.descriptor.set(context, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias.0) } else { Ok(()) }
     }
 }
