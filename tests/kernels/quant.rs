@@ -50,6 +50,18 @@ impl QuantMatrix {
     fn weights(&self) -> Vec<f32> {
         self.tensor().to_f32()
     }
+
+    /// The products of rows with the weights.
+    fn products(&self, x: &[f32]) -> Vec<f64> {
+        let weights = self.weights();
+        let mut products = Vec::new();
+        for x in x.chunks_exact(self.k) {
+            let x = quantize(x, self.format);
+            let of_column = |w: &[f32]| w.iter().zip(&x).map(|(w, x)| f64::from(*w) * x).sum::<f64>();
+            products.extend(weights.chunks_exact(self.k).map(of_column));
+        }
+        products
+    }
 }
 
 #[test]
@@ -128,14 +140,8 @@ proptest! {
         let blocks = numbers.size(if format.block_weights() == 32 { 40 } else { 5 });
         let (n, k) = (numbers.size(120), blocks * format.block_weights());
         let matrix = QuantMatrix::new(format, n, k, &mut numbers);
-        let (weights, x) = (matrix.weights(), numbers.vec(rows * k));
-        let mut expected = Vec::new();
-        for x in x.chunks_exact(k) {
-            let x = quantize(x, format);
-            expected.extend(weights.chunks_exact(k).map(|w| {
-                w.iter().zip(&x).map(|(w, x)| f64::from(*w) * x).sum::<f64>()
-            }));
-        }
+        let x = numbers.vec(rows * k);
+        let expected = matrix.products(&x);
         let mut first: Option<Vec<u32>> = None;
         for isa in isas_and_tiles() {
             let mut backend = backend(isa, threads);
@@ -172,6 +178,50 @@ proptest! {
         backend.begin(&batch);
         backend.embed(&w, 1.0, &mut out);
         prop_assert_eq!(bits(&out.as_slice()[..n * k]), bits(&matrix.weights()), "{}", format);
+    }
+}
+
+/// Sums of products of bytes are as large as they get: the largest codes and the smallest, with the largest inputs and
+/// the smallest.
+#[test]
+fn the_largest_sums_fit() {
+    const ROWS: usize = 40;
+    for format in QuantFormat::ALL.iter().copied() {
+        let mut numbers = Numbers::new(1);
+        let (n, k) = (16, 512);
+        for codes in [0xff, 0x00] {
+            let mut matrix = QuantMatrix::new(format, n, k, &mut numbers);
+            for block in matrix.bytes.chunks_exact_mut(format.block_bytes()) {
+                let scales: Vec<[u8; 2]> = halves(format).iter().map(|at| [block[*at], block[*at + 1]]).collect();
+                let first = block[0];
+                block.fill(codes);
+                halves(format).iter().zip(scales).for_each(|(at, scale)| block[*at..at + 2].copy_from_slice(&scale));
+                if format == QuantFormat::MXFP4 {
+                    block[0] = first;
+                }
+            }
+            let x: Vec<f32> = (0..ROWS * k).map(|i| if i / k % 2 == 0 { 1.0 } else { -1.0 }).collect();
+            let expected = matrix.products(&x);
+            let largest = expected.iter().fold(1.0, |largest: f64, x| largest.max(x.abs()));
+            let mut first: Option<Vec<u32>> = None;
+            for isa in isas_and_tiles() {
+                let mut backend = backend(isa, 1);
+                let w = backend.matrix(&[matrix.tensor()], DType::BF16).unwrap();
+                for many_rows in [1, 200] {
+                    backend.set_many_rows(Some(many_rows));
+                    let got = product(&mut backend, &w, &x, k, n);
+                    for (got, expected) in got.iter().zip(&expected) {
+                        let error = (f64::from(*got) - expected).abs();
+                        assert!(error < 1e-5 * largest, "{isa} {format}, codes {codes:#x}: {got}, not {expected}");
+                    }
+                    assert_eq!(
+                        first.get_or_insert_with(|| bits(&got)),
+                        &bits(&got),
+                        "{isa} {format}, codes {codes:#x}"
+                    );
+                }
+            }
+        }
     }
 }
 

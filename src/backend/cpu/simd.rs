@@ -46,8 +46,9 @@ pub(super) trait Simd: Copy {
     const QUANT_ROWS: usize;
     /// Panels that are computed at once in it if there are many rows. Then it has half as many rows for each.
     const QUANT_PANELS: usize = 1;
-    /// Whether [`Simd::dot_four`] needs fewer instructions than four times [`Simd::dot_bytes`].
-    const SUMS_FOUR: bool = false;
+    /// Whether products of bytes can be added up in integers of 16 bits. Then [`Simd::dot_four`] needs fewer
+    /// instructions than four times [`Simd::dot_bytes`], and there is [`Simd::dot_in_shorts`].
+    const SUMS_IN_SHORTS: bool = false;
     /// Whether an instruction multiplies the bytes of two rows with those of two columns. Then products with quantised
     /// weights of four rows and more use [`Simd::dot_two_rows`], and two rows are a *pair* of registers: each quarter
     /// of a register has two columns of the first row, and the same columns of the second row.
@@ -138,6 +139,11 @@ pub(super) trait Simd: Copy {
     fn dot_four(self, acc: Self::Ints, w: [Self::Bytes; 4], x: [u32; 4], _largest: u8) -> Self::Ints {
         let acc = self.dot_bytes(self.dot_bytes(acc, w[0], x[0]), w[1], x[1]);
         self.dot_bytes(self.dot_bytes(acc, w[2], x[2]), w[3], x[3])
+    }
+    /// For each half of a lane, an integer of 16 bits, `acc + Σ w · x` over its two bytes: `w` from 0 to 127, the bytes
+    /// of `x` from -127 to 127. The sum must fit. Only with [`Simd::SUMS_IN_SHORTS`].
+    fn dot_in_shorts(self, _acc: Self::Ints, _w: Self::Bytes, _x: u32) -> Self::Ints {
+        unreachable!("only with SUMS_IN_SHORTS")
     }
     /// Prepares signed bytes for [`Simd::dot_signed`].
     fn prepare_signed(self, w: Self::Bytes) -> Self::Bytes;

@@ -112,7 +112,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     const QUERIES: usize = 2;
     const ROW_PANELS: usize = 2;
     const QUANT_ROWS: usize = 4;
-    const SUMS_FOUR: bool = !VNNI;
+    const SUMS_IN_SHORTS: bool = !VNNI;
     const ADDS_128: bool = VNNI;
     const SHORT_DOTS: bool = true;
 
@@ -354,6 +354,11 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
                 _mm256_add_epi32(acc, _mm256_madd_epi16(last, ones))
             }
         })
+    }
+    #[inline(always)]
+    fn dot_in_shorts(self, acc: [__m256i; 2], w: [__m256i; 2], x: u32) -> [__m256i; 2] {
+        let x = unsafe { _mm256_set1_epi32(x as i32) };
+        halves!(i => _mm256_add_epi16(acc[i], _mm256_maddubs_epi16(w[i], x)))
     }
     #[inline(always)]
     fn prepare_signed(self, w: [__m256i; 2]) -> [__m256i; 2] {

@@ -24,7 +24,7 @@ fn for_rows<S: Simd, const M: usize>(simd: S, of_columns: S::V) -> [S::V; 2] {
 /// Prefetches what a step needs of a later chunk. Where the panel is in a cache already, this costs little.
 #[inline(always)]
 fn prefetch<S: Simd, F: PanelFormat>(simd: S, chunk: *const u8, step: usize) {
-    if F::PREFETCHED {
+    if !F::IS_UNPACKED {
         let bytes = PanelLayout::of(F::FORMAT).chunk_bytes.div_ceil(8 * num_parts::<F>());
         simd.prefetch(chunk.wrapping_add(PREFETCH_BYTES + step * bytes));
     }
@@ -58,6 +58,7 @@ pub(super) unsafe fn add_chunk<S: Simd, F: PanelFormat, const M: usize, const P:
             // Counted from the start of the row.
             let part_in_row = chunk * num_parts::<F>() + part;
             let mut ints = [[simd.splat_int(0); P]; M];
+            let mut shorts = ints;
             // SAFETY: the caller's promise.
             unsafe {
                 let words = x.codes.add(part_in_row * (PART / 4) * x.stride);
@@ -66,7 +67,27 @@ pub(super) unsafe fn add_chunk<S: Simd, F: PanelFormat, const M: usize, const P:
                         if const { $half * HALF % F::GROUP == 0 } {
                             ints = begin::<S, F, M, P>(simd, x, 2 * part_in_row + $half);
                         }
-                        if const { S::SUMS_FOUR && !F::IS_SIGNED } {
+                        if const { sums_in_shorts::<S, F>() } {
+                            $(
+                                if const { $step % short_steps::<F>() == 0 } {
+                                    shorts = [[simd.splat_int(0); P]; M];
+                                }
+                                for p in 0..P {
+                                    let codes = format.codes::<S, $step>(simd, at[p], part);
+                                    for m in 0..M {
+                                        let word = *words.add($step * x.stride + m);
+                                        shorts[m][p] = simd.dot_in_shorts(shorts[m][p], codes, word);
+                                    }
+                                }
+                                if const { ($step + 1) % short_steps::<F>() == 0 } {
+                                    for m in 0..M {
+                                        for p in 0..P {
+                                            ints[m][p] = simd.dot_shorts(ints[m][p], shorts[m][p], PAIR_OF_ONES);
+                                        }
+                                    }
+                                }
+                            )*
+                        } else if const { S::SUMS_IN_SHORTS && !F::IS_SIGNED } {
                             let mut codes = [[simd.table(&[0; LANES]); 4]; P];
                             $(
                                 if !are_together {
@@ -89,7 +110,7 @@ pub(super) unsafe fn add_chunk<S: Simd, F: PanelFormat, const M: usize, const P:
                                     let even = format.codes::<S, $even>(simd, at[p], part);
                                     let odd = format.codes::<S, $odd>(simd, at[p], part);
                                     let codes =
-                                        if F::HAS_PAIRED_STEPS { [even, odd] } else { simd.pair_steps([even, odd]) };
+                                        if F::IS_UNPACKED { [even, odd] } else { simd.pair_steps([even, odd]) };
                                     for m in (0..M).step_by(2) {
                                         let word = |step: usize| words.add(step * x.stride + m).cast::<u64>();
                                         let of_rows = [word($even).read_unaligned(), word($odd).read_unaligned()];
@@ -171,6 +192,23 @@ pub(super) unsafe fn add_block<S: Simd, F: PanelFormat, const M: usize, const P:
         }
     }
 }
+
+/// Whether the products of a group are added up in integers of 16 bits, more of them than [`Simd::dot_four`] does. If
+/// codes have to be decoded, that takes longer than the products.
+const fn sums_in_shorts<S: Simd, F: PanelFormat>() -> bool {
+    S::SUMS_IN_SHORTS && F::IS_UNPACKED && !F::IS_SIGNED && short_steps::<F>() > 4
+}
+
+/// How many steps can be added up in integers of 16 bits: one adds two products of a code with -127 to 127. They are in
+/// one group.
+const fn short_steps<F: PanelFormat>() -> usize {
+    let most = i16::MAX as usize / (2 * F::LARGEST as usize * 127);
+    let in_group = F::GROUP / 4;
+    if most >= in_group { in_group } else { 1 << most.ilog2() }
+}
+
+/// Two integers of 16 bits.
+const PAIR_OF_ONES: u32 = 0x0001_0001;
 
 /// What codes as they are multiplied are larger than they should be: 0 or a power of two.
 pub(super) const fn bias_of_codes<S: Simd, F: PanelFormat>() -> i32 {

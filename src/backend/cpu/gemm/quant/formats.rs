@@ -21,10 +21,9 @@ pub(super) trait PanelFormat: Copy {
     const IS_SIGNED: bool = false;
     /// The largest code, if codes have no sign.
     const LARGEST: u8 = 15;
-    /// The codes of each two steps are in the order of [`Simd::pair_steps`] where [`Simd::PAIRS_ROWS`] holds.
-    const HAS_PAIRED_STEPS: bool = false;
-    /// Chunks come from memory.
-    const PREFETCHED: bool = true;
+    /// Chunks are in a cache, and their codes need no decoding. Those of each two steps are in the order of
+    /// [`Simd::pair_steps`] where [`Simd::PAIRS_ROWS`] holds. Other chunks come from memory.
+    const IS_UNPACKED: bool = false;
 
     /// The factors of a weight block of the chunk. The first one is for the sum of products. The second one is for the
     /// sum that [`PanelFormat::HAS_MINIMUM`] adds: minus the sum of the input in a small block, and the sum of minima

@@ -109,8 +109,7 @@ impl<F: PanelFormat> PanelFormat for Unpacked<F> {
     const HAS_MINIMUM: bool = F::HAS_MINIMUM;
     const IS_SIGNED: bool = F::IS_SIGNED;
     const LARGEST: u8 = F::LARGEST;
-    const HAS_PAIRED_STEPS: bool = true;
-    const PREFETCHED: bool = false;
+    const IS_UNPACKED: bool = true;
 
     #[inline(always)]
     unsafe fn factors<S: Simd>(self, simd: S, chunk: *const u8, block: usize) -> [S::V; 2] {
