@@ -15,12 +15,7 @@ if [ "${1:-}" = --update ]; then
 fi
 venv=${1:-target/ci/cuda-venv}
 requirements=scripts/cuda-requirements.txt
-if ! cmp -s "$requirements" "$venv/requirements.txt"; then
-    rm -rf "$venv"
-    python3 -m venv "$venv"
-    "$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps --requirement "$requirements"
-    cp "$requirements" "$venv/requirements.txt"
-fi
+scripts/make-venv.sh "$venv" "$requirements" --no-deps
 cuda=$(cd "$venv"/lib/python3*/site-packages/nvidia/cu13 && pwd)
 
 PAGETIDE_TEST_NVRTC="$cuda/lib" cargo test --locked --test kernel_compile

@@ -10,12 +10,7 @@ cd "$(dirname "$0")/.."
 nvcc=$(cd "${1:-target/ci/cuda-venv}"/lib/python3*/site-packages/nvidia/cu13/bin && pwd)/nvcc
 venv=target/ci/peer-kernels-venv
 requirements=scripts/peer_kernels/requirements.txt
-if ! cmp -s "$requirements" "$venv/requirements.txt"; then
-    rm -rf "$venv"
-    python3 -m venv "$venv"
-    "$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps --requirement "$requirements"
-    cp "$requirements" "$venv/requirements.txt"
-fi
+scripts/make-venv.sh "$venv" "$requirements" --no-deps
 kernels=$PWD/target/tmp/peer-kernels
 "$venv/bin/python" -W ignore scripts/peer_kernels/make.py "$nvcc" "$kernels"
 PAGETIDE_TEST_PEER_KERNELS="$kernels" cargo test --locked -p ptx-interpreter --test peers

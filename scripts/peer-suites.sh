@@ -12,10 +12,5 @@ cd "$(dirname "$0")/.."
 
 venv=target/peer-suites/venv
 requirements=scripts/peer_suites/requirements.txt
-if ! cmp -s "$requirements" "$venv/requirements.txt"; then
-    rm -rf "$venv"
-    python3 -m venv "$venv"
-    "$venv/bin/pip" install --quiet --disable-pip-version-check --requirement "$requirements"
-    cp "$requirements" "$venv/requirements.txt"
-fi
+scripts/make-venv.sh "$venv" "$requirements"
 exec "$venv/bin/python" scripts/peer_suites/run.py "$@"
