@@ -3,7 +3,7 @@
 //! - `options`: what a backend is made for.
 //! - `device`: the operations that it needs of a GPU; `driver`: a real GPU.
 //! - `batch`: a step's input; `upload`: weights; `kv_pools`: the two pools of KV blocks and the copies between them.
-//! - `tensors`: tensors in device memory.
+//! - `tensors`: tensors in device memory; `linear`: products with matrices, and rows of tables.
 //! - `weight_tiles`: how quantised weights lie in device memory; `quantized`: matrices of them.
 //! - `few_rows`: products of few rows with what comes before and after them, and the rule for which those are;
 //!   `fused`: the operations that they are tried for;
@@ -30,6 +30,7 @@ mod heads;
 mod hidden;
 mod host_draws;
 mod kv_pools;
+mod linear;
 mod options;
 mod products;
 pub mod quantized;
@@ -55,7 +56,6 @@ use device::{
 use experts::{CudaExpertsWorkspace, ExpertKernels, ExpertsCall};
 use few_rows::{FewRowsKernels, FewRowsOperand};
 use fp8_matrix::{Fp8Kernels, Fp8Matrix};
-use fp8_products::Fp8Product;
 use graphs::{GraphKey, Graphs, bucket, buckets};
 use heads::{HeadKernels, RopeParams};
 use hidden::HiddenRows;
@@ -63,9 +63,9 @@ use kv_pools::CudaKvPools;
 pub use options::{CudaOptions, FewRowsUse, check_layout};
 use pagetide_base::error::StartError;
 use pagetide_base::ids::{BlockId, KvPlace};
-use products::{Lookup, QuantizedProduct};
+use products::Lookup;
 use quantized::QuantizedModules;
-use rows::{BatchRows, FloatOrScalar, RowKernels};
+use rows::{BatchRows, RowKernels};
 use sampling::SamplingKernels;
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -264,68 +264,10 @@ impl CudaBackend {
         BatchRows { header: self.input.ptr(), num_rows: *num_rows, is_replayed: graph.is_some() }
     }
 
-    /// `out = x · wᵀ + bias` over `rows` rows; `out` has elements of `out_dtype`.
-    fn product(&self, x: &CudaTensor, rows: usize, w: &CudaMatrix, bias: Option<&CudaVector>, out: (DevicePtr, DType)) {
-        x.check(rows, w.k);
-        assert!(bias.is_none_or(|bias| bias.len == w.n), "a bias for each column");
-        if self.try_few_rows(FewRowsOperand::Plain(x), rows, w, bias, |few, product| few.store(product, out)) {
-            return;
-        }
-        let operand = if x.dtype == w.dtype { x.ptr() } else { self.narrowed(x) };
-        let weights = match &w.weights {
-            CudaWeights::Plain(weights) => weights.ptr(),
-            CudaWeights::Quantized(parts) => {
-                let product = QuantizedProduct {
-                    x: operand,
-                    bias: bias.map_or(DevicePtr::NULL, |bias| bias.float.ptr()),
-                    out: FloatOrScalar::at(out.0, out.1),
-                    rows,
-                    k: w.k,
-                    batch_invariant: self.options.batch_invariant,
-                };
-                return must(products::product(parts, &product));
-            }
-            CudaWeights::Fp8(weights) => {
-                let bias = bias.map(|bias| bias.of(out.1));
-                return must(weights.product(&Fp8Product { x: operand, bias, out, rows }));
-            }
-        };
-        let matmul = Matmul { m: rows, n: w.n, k: w.k, dtype: w.dtype, out: out.1, bias: bias.is_some() };
-        let bias = bias.map_or(DevicePtr::NULL, |bias| bias.of(out.1));
-        // SAFETY: all four buffers are as large as the product says: the tensors' sizes are checked, and the sizes of
-        // matrices and vectors do not change.
-        must(unsafe { self.device.matmul(matmul, operand, weights, bias, out.0) });
-    }
-
     fn rope_params(&self, qkv: &CudaTensor, rope: Option<&CudaRopeTable>, layer: usize) -> RopeParams {
         let table = rope.map_or((DevicePtr::NULL, 0), |rope| (rope.buffer.ptr(), rope.rotary_dim));
         let pool = self.kv.as_ref().expect("the KV pools are allocated before they are used").ptr();
         RopeParams::new(self.rows(), qkv, table, pool, layer)
-    }
-
-    /// Rows of a quantised table.
-    fn look_up(&self, table: &CudaWeights, lookup: &Lookup, out: &CudaTensor) {
-        must(match table {
-            CudaWeights::Plain(_) => unreachable!("a plain table is looked up by `row_kernels`"),
-            CudaWeights::Quantized(parts) => {
-                let [table] = parts.as_slice() else { panic!("a table has one part") };
-                table.look_up(self.rows(), lookup, out)
-            }
-            CudaWeights::Fp8(table) => table.look_up(self.rows(), lookup, out),
-        });
-    }
-
-    /// Converts `x` from float32 to the weights' type. The result is valid until the next call.
-    fn narrowed(&self, x: &CudaTensor) -> DevicePtr {
-        let bytes = x.max_rows * x.cols * self.options.dtype.size_bytes();
-        let mut narrow = self.narrow.borrow_mut();
-        if narrow.as_ref().is_none_or(|buffer| buffer.bytes() < bytes) {
-            // This does not happen in a recording: a step is run once before it is recorded.
-            *narrow = Some(must(DeviceBuffer::new(&self.device, bytes)));
-        }
-        let to = narrow.as_ref().expect("it was made above").ptr();
-        must(self.row_kernels.narrow(self.rows(), x, to));
-        to
     }
 
     /// The key of this batch's graph, if such steps are replayed: each sequence has one row, and the logits of each row
