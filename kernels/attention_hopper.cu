@@ -8,18 +8,17 @@
 // query rows each. Each computes the scores of the next tile while it multiplies the weights of this one with V.
 //
 // K and V are copied with `cp.async`, 16 bytes at a time. The vectors of a head lie in a block as plain rows, and a
-// bulk copy would leave them so: without a swizzle, no descriptor of `wgmma` fits rows of 128 or 256 bytes. A tensor
+// bulk copy would leave them so: without a swizzle, no descriptor of `wgmma` fits rows of 128 bytes or more. A tensor
 // map could swizzle, but its box has one size and lies within a block (4 KiB of 16 tokens), and blocks may have any
 // size from 1 to 256. FlashAttention-3 copies small pages in this way, too.
 //
 // Specialised further by
-//   KV_TILE    tokens of K and V that are multiplied at a time: 128
+//   KV_TILE    tokens of K and V that are multiplied at a time: 128, or 64 if the sums of a head need the registers
 //   KV_STAGES  tiles of K, and of V, that shared memory holds
 #include "include/attention_merge.cuh"
 #include "include/warp_groups.cuh"
 
-static_assert(!HAS_CODES && HEAD_DIM % 64 == 0 && HEAD_DIM <= 128, "other heads and caches have attention_prefill");
-static_assert(KV_TILE == 128, "so many scores has a product");
+static_assert(!HAS_CODES, "codes have attention_prefill");
 
 constexpr int CONSUMERS = 2 * WARP_GROUP;
 constexpr int BLOCK_THREADS = WARP_GROUP + CONSUMERS;
@@ -27,6 +26,8 @@ constexpr int PREFILL_ROWS = 128;
 // Registers of a thread: of those that copy, and of those that compute. All warps together have 168 each.
 constexpr int COPY_REGISTERS = 40, COMPUTE_REGISTERS = 232;
 
+// Panels are as wide as a swizzle that divides a head.
+constexpr int PANEL = HEAD_DIM % 64 == 0 ? 64 : HEAD_DIM % 32 == 0 ? 32 : 16;
 constexpr int PANELS = HEAD_DIM / PANEL;
 constexpr int KV_PANEL_SIZE = KV_TILE * PANEL, Q_PANEL_SIZE = PREFILL_ROWS * PANEL;
 constexpr int KV_SIZE = PANELS * KV_PANEL_SIZE, Q_SIZE = PANELS * Q_PANEL_SIZE;
@@ -47,18 +48,18 @@ struct Consumers {
 // Copies all tiles of K, or of V, with two warps, of which this one has number `half`. Each copies half of a tile.
 __device__ __forceinline__ void copy_tiles(scalar* tiles, Barriers<KV_STAGES>& barriers, const scalar* head,
                                            const uint32_t* table, const AttentionItem& item, int half) {
-    constexpr int WARP_TOKENS = KV_TILE / 2;
-    // Tokens that a warp copies at a time.
-    constexpr int TOKENS = WARP_SIZE / CHUNKS;
+    constexpr int WARP_TOKENS = KV_TILE / 2, LOOKUPS = WARP_TOKENS / WARP_SIZE;
+    // Chunks of a token that neighbouring lanes copy, as a power of two, and tokens that a warp copies at a time.
+    constexpr int WIDTH = CHUNKS & -CHUNKS, TOKENS = WARP_SIZE / WIDTH;
     // A row is the vector of a token and head. 2^32 of them are 512 GiB or more.
     constexpr uint32_t BLOCK_ROWS = BLOCK_STRIDE / HEAD_DIM;
-    const int lane = threadIdx.x % WARP_SIZE, chunk = lane % CHUNKS;
+    const int lane = threadIdx.x % WARP_SIZE, first_chunk = lane % WIDTH;
     RingPlace<KV_STAGES> place;
     for (uint32_t first = item.first_key; first < item.end_key; first += KV_TILE) {
-        // Each lane looks up the tokens `lane` and `lane + 32` of its warp: their rows in the pool.
-        uint32_t rows[2];
+        // Each lane looks up every 32nd of its warp's tokens: their rows in the pool.
+        uint32_t rows[LOOKUPS];
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
+        for (int i = 0; i < LOOKUPS; i++) {
             const uint32_t position = first + half * WARP_TOKENS + i * WARP_SIZE + lane;
             rows[i] = NONE;
             if (position < item.end_key) {
@@ -68,17 +69,21 @@ __device__ __forceinline__ void copy_tiles(scalar* tiles, Barriers<KV_STAGES>& b
         mbarrier_wait(&barriers.empty[place.stage], place.parity ^ 1);
         scalar* tile = tiles + place.stage * KV_SIZE;
         // More copies at a time would need more registers than these warps have.
-        constexpr int UNROLL = 4;
+        constexpr int UNROLL = WIDTH == CHUNKS ? 4 : 1;
 #pragma unroll 1
         for (int i = 0; i < WARP_TOKENS / TOKENS; i += UNROLL) {
-            const uint32_t looked_up = i * TOKENS < WARP_SIZE ? rows[0] : rows[1];
+            const uint32_t looked_up = i * TOKENS < WARP_SIZE ? rows[0] : rows[LOOKUPS - 1];
 #pragma unroll
             for (int j = 0; j < UNROLL; j++) {
-                const int token = (i + j) * TOKENS + lane / CHUNKS;
+                const int token = (i + j) * TOKENS + lane / WIDTH;
                 const uint32_t row = __shfl_sync(FULL_WARP, looked_up, token % WARP_SIZE);
                 const bool valid = row != NONE;
-                const scalar* from = head + uint64_t(valid ? row : 0) * HEAD_DIM + chunk * 8;
-                copy_async(tile + swizzled<KV_PANEL_SIZE>(half * WARP_TOKENS + token, chunk), from, valid);
+                const scalar* from = head + uint64_t(valid ? row : 0) * HEAD_DIM;
+#pragma unroll
+                for (int chunk = first_chunk; chunk < CHUNKS; chunk += WIDTH) {
+                    copy_async(tile + swizzled<PANEL, KV_PANEL_SIZE>(half * WARP_TOKENS + token, chunk),
+                               from + chunk * 8, valid);
+                }
             }
         }
         copy_async_commit();
@@ -96,7 +101,7 @@ __device__ __forceinline__ void copy_queries(scalar* q, const AttentionParams& p
         const uint32_t copy = i * CONSUMERS + Consumers::thread();
         const uint32_t row = copy / CHUNKS, chunk = copy % CHUNKS;
         const QueryRow from = query_row<PREFILL_ROWS>(p, unit, row);
-        copy_async(q + swizzled<Q_PANEL_SIZE>(row, chunk), from.start + chunk * 8, from.valid);
+        copy_async(q + swizzled<PANEL, Q_PANEL_SIZE>(row, chunk), from.start + chunk * 8, from.valid);
     }
     copy_async_commit();
     copy_async_wait<0>();
@@ -110,8 +115,8 @@ __device__ __forceinline__ void start_scores(float (&s)[KV_TILE / 8][4], const s
 #pragma unroll
     for (int d = 0; d < HEAD_DIM / 16; d++) {
         const int panel = d * 16 / PANEL, column = d * 16 % PANEL;
-        wgmma_rows(s, swizzled_matrix(q + panel * Q_PANEL_SIZE + column, 0),
-                   swizzled_matrix(k + panel * KV_PANEL_SIZE + column, 0), d > 0, scalar());
+        wgmma_rows(s, swizzled_matrix<PANEL>(q + panel * Q_PANEL_SIZE + column, 0),
+                   swizzled_matrix<PANEL>(k + panel * KV_PANEL_SIZE + column, 0), d > 0, scalar());
     }
     wgmma_commit();
 }
@@ -122,7 +127,8 @@ __device__ __forceinline__ void start_accumulation(float (&o)[HEAD_DIM / 8][4],
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < KV_TILE / 16; k++) {
-        wgmma_columns(o, weights[k], swizzled_matrix(v + k * 16 * PANEL, KV_PANEL_SIZE * sizeof(scalar)), scalar());
+        const scalar* tokens = v + k * 16 * PANEL;
+        wgmma_columns(o, weights[k], swizzled_matrix<PANEL>(tokens, KV_PANEL_SIZE * sizeof(scalar)), scalar());
     }
     wgmma_commit();
 }

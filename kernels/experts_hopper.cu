@@ -18,6 +18,7 @@ constexpr int GROUP_ROWS = 64, HOPPER_TILE_ROWS = 2 * GROUP_ROWS;
 // Columns of a product of a warp group, and of a thread block.
 constexpr int PRODUCT_COLS = 128, BLOCK_COLS = 2 * PRODUCT_COLS;
 // A slice is one panel of positions of the sum.
+constexpr int PANEL = 64;
 constexpr int SLICE_K = PANEL, SLICE_CHUNKS = SLICE_K / 8;
 constexpr int ROWS_SIZE = HOPPER_TILE_ROWS * SLICE_K, COLS_SIZE = BLOCK_COLS * SLICE_K;
 constexpr int SLICE_SIZE = ROWS_SIZE + COLS_SIZE;
@@ -59,14 +60,14 @@ __device__ __forceinline__ void copy_slices(const ProductParams& p, const Expert
         for (int i = 0; i < HOPPER_TILE_ROWS / AT_A_TIME; i++) {
             const uint32_t row = first_row + i * AT_A_TIME;
             if (row < num_groups * GROUP_ROWS) {
-                copy_async(x_slice + swizzled<ROWS_SIZE>(row, chunk), p.x + uint64_t(rows[i]) * p.k + offset,
+                copy_async(x_slice + swizzled<PANEL, ROWS_SIZE>(row, chunk), p.x + uint64_t(rows[i]) * p.k + offset,
                            is_inside && row < tile.num_rows);
             }
         }
 #pragma unroll
         for (int i = 0; i < BLOCK_COLS / AT_A_TIME; i++) {
             const uint32_t column = first_column + i * AT_A_TIME;
-            copy_async(w_slice + swizzled<COLS_SIZE>(first_row + i * AT_A_TIME, chunk),
+            copy_async(w_slice + swizzled<PANEL, COLS_SIZE>(first_row + i * AT_A_TIME, chunk),
                        w + uint64_t(min(column, p.n - 1)) * p.k + offset, is_inside && column < p.n);
         }
         copy_async_commit();
@@ -93,9 +94,10 @@ __device__ __forceinline__ void start_products(Sums& sums, const scalar* x, cons
     wgmma_fence();
 #pragma unroll
     for (int d = 0; d < SLICE_K; d += 16) {
-        const uint64_t x_matrix = swizzled_matrix(x + d, 0);
-        wgmma_rows(sums[0], x_matrix, swizzled_matrix(w + d, 0), is_added || d > 0, scalar());
-        wgmma_rows(sums[1], x_matrix, swizzled_matrix(w + PRODUCT_COLS * PANEL + d, 0), is_added || d > 0, scalar());
+        const uint64_t x_matrix = swizzled_matrix<PANEL>(x + d, 0);
+        wgmma_rows(sums[0], x_matrix, swizzled_matrix<PANEL>(w + d, 0), is_added || d > 0, scalar());
+        const uint64_t second = swizzled_matrix<PANEL>(w + PRODUCT_COLS * PANEL + d, 0);
+        wgmma_rows(sums[1], x_matrix, second, is_added || d > 0, scalar());
     }
     wgmma_commit();
 }

@@ -30,13 +30,13 @@ template <class T, int N> inline void hold_registers(T (&)[N][4]) {}
 
 namespace emulation {
 
-// What `swizzled_matrix` describes: rows of 64 numbers of 16 bits. Both fields are in units of 16 bytes.
+// What `swizzled_matrix` describes: panels whose rows have `width` numbers of 16 bits. Places are in units of 16 bytes.
 struct SwizzledMatrix {
-    uint32_t start, panel;
+    uint32_t start, panel, width;
 
     template <class T> float at(uint32_t row, uint32_t column) const {
-        const uint32_t offset = (start + column / 64 * panel) * 16 + row * 128 + column % 64 * 2;
-        const uint32_t swizzled = offset ^ (offset >> 7 & 7) << 4;
+        const uint32_t offset = (start + column / width * panel) * 16 + (row * width + column % width) * 2;
+        const uint32_t swizzled = offset ^ (offset >> 7 & (width / 8 - 1)) << 4;
         if (swizzled + 2 > MAX_SHARED_BYTES) {
             fail("wgmma: a matrix is beyond the shared memory");
         }
@@ -47,7 +47,8 @@ struct SwizzledMatrix {
 };
 
 inline SwizzledMatrix decode_matrix(uint64_t descriptor) {
-    return {static_cast<uint32_t>(descriptor & 0x3fff), static_cast<uint32_t>(descriptor >> 16 & 0x3fff)};
+    return {static_cast<uint32_t>(descriptor & 0x3fff), static_cast<uint32_t>(descriptor >> 16 & 0x3fff),
+            static_cast<uint32_t>(descriptor >> 32)};
 }
 
 // The lane's rows of the left operand: rows g (0) and g + 8 (1) of its warp.
@@ -74,12 +75,13 @@ template <int N, class B> inline void multiply_rows(float (&d)[N][4], const Left
 
 }  // namespace emulation
 
-inline uint64_t swizzled_matrix(const void* shared, uint32_t panel_bytes) {
+template <int PANEL> inline uint64_t swizzled_matrix(const void* shared, uint32_t panel_bytes) {
+    static_assert(PANEL == 64 || PANEL == 32 || PANEL == 16, "there is no other swizzle");
     const size_t offset = static_cast<const unsigned char*>(shared) - emulation::block->dynamic_shared;
-    if (offset >= emulation::MAX_SHARED_BYTES || offset % 16 != 0 || panel_bytes % 1024 != 0) {
+    if (offset >= emulation::MAX_SHARED_BYTES || offset % 16 != 0 || panel_bytes % (8 * PANEL * 2) != 0) {
         emulation::fail("wgmma: a matrix that cannot be described");
     }
-    return offset >> 4 | uint64_t(panel_bytes >> 4) << 16;
+    return offset >> 4 | uint64_t(panel_bytes >> 4) << 16 | uint64_t(PANEL) << 32;
 }
 
 template <int N, class T>

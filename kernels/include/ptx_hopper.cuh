@@ -92,26 +92,44 @@ template <int N> DEVICE void hold_registers(uint32_t (&registers)[N][4]) {
     }
 }
 
-// Describes a matrix in shared memory with the swizzle of 128 bytes: groups of 8 rows of 128 bytes start at multiples
-// of 1024 and follow each other, and chunk c of 16 bytes of row r is at c ^ r % 8. `panel_bytes` are from the first 128
-// bytes of all rows to their next 128 bytes; only an operand whose rows are the sum's positions has several.
-DEVICE uint64_t swizzled_matrix(const void* shared, uint32_t panel_bytes) {
-    constexpr uint64_t SWIZZLE_128 = 1, GROUP_BYTES = 1024;
-    return SWIZZLE_128 << 62 | GROUP_BYTES >> 4 << 32 | uint64_t(panel_bytes >> 4) << 16 | shared_address(shared) >> 4;
+// Describes a matrix in shared memory whose panels have `PANEL` columns of 16 bits and a swizzle as wide as that, of
+// 128, 64 or 32 bytes. Groups of 8 rows of a panel start at multiples of their size and follow each other. The number
+// of a chunk of 16 bytes within its row is combined, by exclusive or, with the offset divided by 128. `panel_bytes` are
+// from a panel to the next one; only an operand whose rows are the sum's positions has several.
+template <int PANEL> DEVICE uint64_t swizzled_matrix(const void* shared, uint32_t panel_bytes) {
+    static_assert(PANEL == 64 || PANEL == 32 || PANEL == 16, "there is no other swizzle");
+    constexpr uint64_t SWIZZLE = PANEL == 64 ? 1 : PANEL == 32 ? 2 : 3, GROUP_BYTES = 8 * PANEL * 2;
+    return SWIZZLE << 62 | GROUP_BYTES >> 4 << 32 | uint64_t(panel_bytes >> 4) << 16 | shared_address(shared) >> 4;
 }
 
-#define REGISTERS_32                                                                                      \
-    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, " \
-    "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
-#define REGISTERS_64                                                                                      \
-    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, " \
-    "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, "  \
-    "%42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, "  \
-    "%62, %63}"
+// Parts of lists of registers.
+#define FROM_0                                                                                                        \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "                 \
+    "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define FROM_32                                                                                                       \
+    "%32, %33, %34, %35, %36, %37, %38, %39"
+#define FROM_40                                                                                                       \
+    "%40, %41, %42, %43, %44, %45, %46, %47"
+#define FROM_48                                                                                                       \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define FROM_64                                                                                                       \
+    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, "                 \
+    "%83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, "                     \
+    "%101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, "                \
+    "%117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define REGISTERS_32 "{" FROM_0 "}"
+#define REGISTERS_40 "{" FROM_0 ", " FROM_32 "}"
+#define REGISTERS_48 "{" FROM_0 ", " FROM_32 ", " FROM_40 "}"
+#define REGISTERS_64 "{" FROM_0 ", " FROM_32 ", " FROM_40 ", " FROM_48 "}"
+#define REGISTERS_128 "{" FROM_0 ", " FROM_32 ", " FROM_40 ", " FROM_48 ", " FROM_64 "}"
 #define FRAGMENT(d, n) "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])
 #define FRAGMENTS_4(d, n) FRAGMENT(d, n), FRAGMENT(d, n + 1), FRAGMENT(d, n + 2), FRAGMENT(d, n + 3)
 #define FRAGMENTS_8(d) FRAGMENTS_4(d, 0), FRAGMENTS_4(d, 4)
-#define FRAGMENTS_16(d) FRAGMENTS_4(d, 0), FRAGMENTS_4(d, 4), FRAGMENTS_4(d, 8), FRAGMENTS_4(d, 12)
+#define FRAGMENTS_10(d) FRAGMENTS_8(d), FRAGMENT(d, 8), FRAGMENT(d, 9)
+#define FRAGMENTS_12(d) FRAGMENTS_8(d), FRAGMENTS_4(d, 8)
+#define FRAGMENTS_16(d) FRAGMENTS_12(d), FRAGMENTS_4(d, 12)
+#define FRAGMENTS_32(d)                                                                                               \
+    FRAGMENTS_16(d), FRAGMENTS_4(d, 16), FRAGMENTS_4(d, 20), FRAGMENTS_4(d, 24), FRAGMENTS_4(d, 28)
 
 // d = a · bᵀ, or d += a · bᵀ if `adds`, of 16 columns of a and b: rows of both are in shared memory.
 #define WGMMA_ROWS(fragments, type, name, registers, outputs, a, b, adds)                                           \
@@ -122,6 +140,8 @@ DEVICE uint64_t swizzled_matrix(const void* shared, uint32_t panel_bytes) {
             : outputs(d)                                                                                            \
             : "l"(a_rows), "l"(b_rows), "r"(int(is_added)));                                                        \
     }
+WGMMA_ROWS(8, bf16, "m64n64k16.f32.bf16.bf16", REGISTERS_32, FRAGMENTS_8, "%32", "%33", "%34")
+WGMMA_ROWS(8, f16, "m64n64k16.f32.f16.f16", REGISTERS_32, FRAGMENTS_8, "%32", "%33", "%34")
 WGMMA_ROWS(16, bf16, "m64n128k16.f32.bf16.bf16", REGISTERS_64, FRAGMENTS_16, "%64", "%65", "%66")
 WGMMA_ROWS(16, f16, "m64n128k16.f32.f16.f16", REGISTERS_64, FRAGMENTS_16, "%64", "%65", "%66")
 #undef WGMMA_ROWS
@@ -135,15 +155,32 @@ WGMMA_ROWS(16, f16, "m64n128k16.f32.f16.f16", REGISTERS_64, FRAGMENTS_16, "%64",
     }
 WGMMA_COLUMNS(8, bf16, "m64n64k16.f32.bf16.bf16", REGISTERS_32, FRAGMENTS_8, "{%32, %33, %34, %35}", "%36")
 WGMMA_COLUMNS(8, f16, "m64n64k16.f32.f16.f16", REGISTERS_32, FRAGMENTS_8, "{%32, %33, %34, %35}", "%36")
+WGMMA_COLUMNS(10, bf16, "m64n80k16.f32.bf16.bf16", REGISTERS_40, FRAGMENTS_10, "{%40, %41, %42, %43}", "%44")
+WGMMA_COLUMNS(10, f16, "m64n80k16.f32.f16.f16", REGISTERS_40, FRAGMENTS_10, "{%40, %41, %42, %43}", "%44")
+WGMMA_COLUMNS(12, bf16, "m64n96k16.f32.bf16.bf16", REGISTERS_48, FRAGMENTS_12, "{%48, %49, %50, %51}", "%52")
+WGMMA_COLUMNS(12, f16, "m64n96k16.f32.f16.f16", REGISTERS_48, FRAGMENTS_12, "{%48, %49, %50, %51}", "%52")
 WGMMA_COLUMNS(16, bf16, "m64n128k16.f32.bf16.bf16", REGISTERS_64, FRAGMENTS_16, "{%64, %65, %66, %67}", "%68")
 WGMMA_COLUMNS(16, f16, "m64n128k16.f32.f16.f16", REGISTERS_64, FRAGMENTS_16, "{%64, %65, %66, %67}", "%68")
+WGMMA_COLUMNS(32, bf16, "m64n256k16.f32.bf16.bf16", REGISTERS_128, FRAGMENTS_32, "{%128, %129, %130, %131}", "%132")
+WGMMA_COLUMNS(32, f16, "m64n256k16.f32.f16.f16", REGISTERS_128, FRAGMENTS_32, "{%128, %129, %130, %131}", "%132")
 #undef WGMMA_COLUMNS
+#undef FROM_0
+#undef FROM_32
+#undef FROM_40
+#undef FROM_48
+#undef FROM_64
 #undef REGISTERS_32
+#undef REGISTERS_40
+#undef REGISTERS_48
 #undef REGISTERS_64
+#undef REGISTERS_128
 #undef FRAGMENT
 #undef FRAGMENTS_4
 #undef FRAGMENTS_8
+#undef FRAGMENTS_10
+#undef FRAGMENTS_12
 #undef FRAGMENTS_16
+#undef FRAGMENTS_32
 
 #undef DEVICE
 #endif

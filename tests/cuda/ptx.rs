@@ -320,7 +320,7 @@ fn wrong_fragments_give_wrong_results() {
         ("include/attention.cuh", "mma(s[r][2 * n], a[r], b[0], b[1]", "mma(s[r][2 * n], a[r], b[0], b[2]"),
         ("include/attention.cuh", "pair[i % 2 * 2], pair[i % 2 * 2 + 1]", "pair[i % 2 * 2 + 1], pair[i % 2 * 2]"),
         ("include/ptx.cuh", "x4.trans.shared", "x4.shared"),
-        ("include/warp_groups.cuh", "% PANEL_CHUNKS ^ row % 8", "% PANEL_CHUNKS ^ row % 4"),
+        ("include/warp_groups.cuh", "% PANEL_CHUNKS ^ pattern", "% PANEL_CHUNKS ^ pattern % 4"),
     ];
     parallel(0..breakages.len() as u64, |i| {
         let (file, from, to) = breakages[i as usize];

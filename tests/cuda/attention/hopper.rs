@@ -1,4 +1,4 @@
-//! The prefill kernel on warp groups, which a device of compute capability 9.0 has for heads of 64 and 128.
+//! The prefill kernel on warp groups, which a device of compute capability 9.0 has.
 
 use super::*;
 use crate::emulation::ptx::{Architecture, asked_for};
@@ -21,6 +21,11 @@ fn windows() -> Case {
     case(DType::F16, shape, 16, &[(500, 40), (0, 9), (3, 1), (130, 7), (620, 20)], 2)
 }
 
+/// Heads of five panels, whose swizzle is that of 16 columns.
+fn narrow_panels() -> Case {
+    case(DType::BF16, shape(6, 2, 80), 16, &[(300, 30), (0, 45)], 7)
+}
+
 /// Checks chunks that are merged, with more tiles than shared memory holds.
 pub fn check_chunks_of_warp_groups(device: &dyn Fn(u32) -> Rc<dyn Device>) {
     check_on(&chunked(), device);
@@ -29,6 +34,7 @@ pub fn check_chunks_of_warp_groups(device: &dyn Fn(u32) -> Rc<dyn Device>) {
 /// Checks also rows that see different keys.
 pub fn check_warp_groups(device: &dyn Fn(u32) -> Rc<dyn Device>) {
     check_on(&windows(), device);
+    check_on(&narrow_panels(), device);
     check_chunks_of_warp_groups(device);
 }
 
@@ -42,6 +48,11 @@ fn heads_groups_blocks_and_masks() {
     let cases = [
         chunked(),
         windows(),
+        narrow_panels(),
+        case(DType::F16, windowed(shape(4, 4, 96), 100), 32, &[(90, 50), (128, 1), (5, 3)], 8),
+        // Tiles of 64 keys, the last of which are not whole.
+        case(DType::BF16, capped(shape(8, 4, 256)), 16, &[(200, 30), (63, 2), (0, 7)], 9),
+        case(DType::F16, windowed(shape(2, 1, 256), 70), 8, &[(600, 20)], 10),
         // All heads of a KV head do not fit into a tile of one token.
         case(DType::BF16, shape(130, 1, 64), 16, &[(70, 3)], 3),
         case(DType::BF16, capped(shape(4, 1, 128)), 1, &[(100, 35), (127, 2), (128, 3)], 4),
@@ -57,10 +68,12 @@ fn broken_kernels_are_noticed() {
     if !on_emulation() {
         return;
     }
-    let (chunked, windows) = (chunked(), windows());
+    let (chunked, windows, narrow_panels) = (chunked(), windows(), narrow_panels());
     let file = "attention_hopper.cu";
-    let breakages: [(&Case, &str, &str, &str); 8] = [
-        (&windows, "include/warp_groups.cuh", "% PANEL_CHUNKS ^ row % 8", "% PANEL_CHUNKS ^ row % 4"),
+    let breakages: [(&Case, &str, &str, &str); 10] = [
+        (&windows, "include/warp_groups.cuh", "% PANEL_CHUNKS ^ pattern", "% PANEL_CHUNKS ^ pattern % 4"),
+        (&narrow_panels, "include/warp_groups.cuh", "row * PANEL_CHUNKS / 8 % PANEL_CHUNKS", "row % PANEL_CHUNKS"),
+        (&narrow_panels, file, "chunk < CHUNKS; chunk += WIDTH", "chunk < CHUNKS - WIDTH; chunk += WIDTH"),
         (&windows, file, "mbarrier_wait(&control.k.full[k_place.stage], k_place.parity);", ""),
         (&chunked, file, "mbarrier_wait(&barriers.empty[place.stage], place.parity ^ 1);", ""),
         (&windows, file, "            factors[half] = softmax", "            factors[half] = 1.0f; softmax"),

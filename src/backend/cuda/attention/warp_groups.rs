@@ -9,8 +9,8 @@ use crate::KvDType;
 const THREADS: usize = 3 * 128;
 /// Rows of the matrix of queries that a thread block has.
 const ROWS: usize = 128;
-/// Tokens of K and V that are multiplied at a time.
-const KV_TILE: usize = 128;
+/// Head sizes for which the kernel has products.
+const HEAD_DIMS: [usize; 5] = [64, 80, 96, 128, 256];
 /// Tiles of K, and of V, that a thread block holds.
 const KV_STAGES: usize = 2;
 /// `Control`: for each tile two barriers of 8 bytes, and a word.
@@ -27,8 +27,8 @@ impl WarpGroupPrefill {
     pub fn choose(options: &CudaOptions, info: &DeviceInfo) -> Result<Self, &'static str> {
         warp_groups::check(options, info)?;
         let kv = &options.kv;
-        if ![64, 128].contains(&kv.head_dim) {
-            return Err("heads have neither 64 nor 128 dimensions");
+        if !HEAD_DIMS.contains(&kv.head_dim) {
+            return Err("heads have other dimensions than 64, 80, 96, 128 or 256");
         }
         if matches!(kv.dtype, KvDType::Codes(_)) {
             return Err("the KV cache holds codes");
@@ -41,8 +41,14 @@ impl WarpGroupPrefill {
         if options.softcap {
             defines.push(("SOFTCAP", "1".into()));
         }
-        defines.extend([("KV_TILE", KV_TILE.to_string()), ("KV_STAGES", KV_STAGES.to_string())]);
+        defines.extend([("KV_TILE", self.kv_tile().to_string()), ("KV_STAGES", KV_STAGES.to_string())]);
         ModuleSource { file: "attention_hopper.cu", defines }
+    }
+
+    /// Tokens of K and V that are multiplied at a time. A thread has a quarter of their scores, and the sums of half of
+    /// a head, in its registers.
+    fn kv_tile(&self) -> usize {
+        if self.head_dim > 128 { 64 } else { 128 }
     }
 
     /// Rows of the matrix of queries that a thread block has.
@@ -56,7 +62,7 @@ impl WarpGroupPrefill {
 
     /// Dynamic shared memory of a thread block.
     pub fn shared_bytes(&self) -> usize {
-        (ROWS + 2 * KV_STAGES * KV_TILE) * self.head_dim * 2 + CONTROL_BYTES
+        (ROWS + 2 * KV_STAGES * self.kv_tile()) * self.head_dim * 2 + CONTROL_BYTES
     }
 }
 
@@ -86,7 +92,7 @@ mod tests {
         let choose = |dtype, head_dim, kv, batch_invariant, capability| {
             WarpGroupPrefill::choose(&options(dtype, head_dim, kv, batch_invariant), &info(capability))
         };
-        for head_dim in [64, 128] {
+        for head_dim in HEAD_DIMS {
             let chosen = choose(DType::BF16, head_dim, bf16, false, (9, 0)).expect("all needs are met");
             assert!(chosen.shared_bytes() <= 227 << 10);
         }
@@ -95,8 +101,8 @@ mod tests {
             ("compute capability", choose(DType::BF16, 128, bf16, false, (10, 0))),
             ("compute capability", choose(DType::BF16, 128, bf16, false, (12, 0))),
             ("float32", choose(DType::F32, 128, KvDType::Plain(DType::F32), false, (9, 0))),
-            ("dimensions", choose(DType::BF16, 80, bf16, false, (9, 0))),
-            ("dimensions", choose(DType::BF16, 256, bf16, false, (9, 0))),
+            ("dimensions", choose(DType::BF16, 112, bf16, false, (9, 0))),
+            ("dimensions", choose(DType::BF16, 192, bf16, false, (9, 0))),
             ("codes", choose(DType::BF16, 128, codes, false, (9, 0))),
             ("batch_invariant", choose(DType::BF16, 128, bf16, true, (9, 0))),
         ] {
