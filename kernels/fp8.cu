@@ -39,12 +39,13 @@ __device__ __forceinline__ float scale_of(uint32_t largest) {
 }
 
 __device__ __forceinline__ void write_codes(const Vec<scalar, WIDTH>& x, float inverse, uint8_t* codes) {
-    Vec<uint8_t, WIDTH> out;
+    Vec<uint16_t, WIDTH / 2> out;
 #pragma unroll
-    for (int i = 0; i < WIDTH; i++) {
-        out.at[i] = static_cast<uint8_t>(Fp8::encode(__fmul_rn(to_float(x.at[i]), inverse)));
+    for (int i = 0; i < WIDTH; i += 2) {
+        const float low = __fmul_rn(to_float(x.at[i]), inverse), high = __fmul_rn(to_float(x.at[i + 1]), inverse);
+        out.at[i / 2] = static_cast<uint16_t>(Fp8::encode_two(low, high));
     }
-    store(codes, out);
+    store(reinterpret_cast<uint16_t*>(codes), out);
 }
 
 // One scale for each row. grid: rows; dynamic shared memory: 32 words

@@ -18,6 +18,10 @@ struct Int8 {
         return __float_as_uint(__fadd_rn(quotient, TO_INTEGER)) & 0xff;
     }
 
+    static __device__ __forceinline__ uint32_t encode_two(float low, float high) {
+        return encode(low) | encode(high) << 8;
+    }
+
     // Code `i` of four. The byte becomes the low bits of 2^23, which costs less than the conversion of an integer.
     static __device__ __forceinline__ float decode(uint32_t codes, int i) {
         const uint32_t biased = __byte_perm(codes ^ 0x80808080u, 0x4b000000u, 0x7540u + i);
@@ -28,6 +32,17 @@ struct Int8 {
 // OCP's E4M3: a sign, 4 bits of exponent with a bias of 7, 3 bits of mantissa.
 struct Fp8 {
     static constexpr float LARGEST = 448.0f;
+
+#ifdef HAS_E4M3_INSTRUCTIONS
+    static constexpr float UNIT = 1.0f;
+
+    static __device__ __forceinline__ uint32_t encode_two(float low, float high) { return pack_e4m3(low, high); }
+
+    static __device__ __forceinline__ float decode(uint32_t codes, int i) {
+        const uint32_t halves = unpack_e4m3(static_cast<uint16_t>(codes >> i / 2 * 16));
+        return f16_to_float(static_cast<uint16_t>(halves >> i % 2 * 16));
+    }
+#else
     // The exponents of float16 have a bias of 15.
     static constexpr float UNIT = 256.0f;
 
@@ -40,10 +55,15 @@ struct Fp8 {
         return ((magnitude < SMALLEST_NORMAL ? subnormal : normal) & 0x7f) | (bits >> 24 & 0x80);
     }
 
+    static __device__ __forceinline__ uint32_t encode_two(float low, float high) {
+        return encode(low) | encode(high) << 8;
+    }
+
     static __device__ __forceinline__ float decode(uint32_t codes, int i) {
         const uint32_t code = codes >> 8 * i;
         return f16_to_float(static_cast<uint16_t>((code & 0x80) << 8 | (code & 0x7f) << 7));
     }
+#endif
 };
 
 #ifdef KV_CODES
@@ -65,8 +85,9 @@ __device__ __forceinline__ void write_codes(const float* row, uint8_t* codes, ui
         uint32_t four = 0;
         if (scale > 0.0f) {
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
-                four |= KV_CODES::encode(__fdiv_rn(row[i + j], scale)) << 8 * j;
+            for (int j = 0; j < 4; j += 2) {
+                const float low = __fdiv_rn(row[i + j], scale), high = __fdiv_rn(row[i + j + 1], scale);
+                four |= KV_CODES::encode_two(low, high) << 8 * j;
             }
         }
         *reinterpret_cast<uint32_t*>(check_aligned<4>(codes + i)) = four;

@@ -57,6 +57,25 @@ DEVICE uint32_t pack_bf16(float low, float high) {
     return y;
 }
 
+// Pairs of OCP's E4M3 are converted by instructions from sm_89 on.
+#if __CUDA_ARCH__ >= 890
+#define HAS_E4M3_INSTRUCTIONS
+
+// Rounds to nearest even, and to 448 what is beyond it. The first number goes to the low byte.
+DEVICE uint32_t pack_e4m3(float low, float high) {
+    uint16_t y;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(y) : "f"(high), "f"(low));
+    return y;
+}
+
+// A pair of float16.
+DEVICE uint32_t unpack_e4m3(uint16_t codes) {
+    uint32_t y;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(y) : "h"(codes));
+    return y;
+}
+#endif
+
 // 2^x, within 2 units in the last place; 0 for minus infinity.
 DEVICE float exp2_approx(float x) {
     float y;

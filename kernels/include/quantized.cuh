@@ -59,6 +59,15 @@ __device__ __forceinline__ void read_weights(const uint8_t* tile, int lane, int 
     if (BITS == 8) {
         const Vec<uint32_t, 4> codes = load<4>(reinterpret_cast<const uint32_t*>(tile) + (half * WARP_SIZE + lane) * 4);
         if (IS_FP8) {
+#ifdef HAS_E4M3_INSTRUCTIONS
+            const float of_row = *reinterpret_cast<const float*>(scales);
+#pragma unroll
+            for (int i = 0; i < LANE_K; i += 2) {
+                const uint32_t halves = unpack_e4m3(static_cast<uint16_t>(codes.at[i / 4] >> i % 4 * 8));
+                weights[i] = of_row * f16_to_float(static_cast<uint16_t>(halves));
+                weights[i + 1] = of_row * f16_to_float(static_cast<uint16_t>(halves >> 16));
+            }
+#else
             // E4M3 has the bits of a float16 whose exponent has a bias of 7, not 15. The factor of 2^8 rounds nothing.
             const float of_halves = *reinterpret_cast<const float*>(scales) * 256.0f;
 #pragma unroll
@@ -69,6 +78,7 @@ __device__ __forceinline__ void read_weights(const uint8_t* tile, int lane, int 
                 weights[i] = of_halves * f16_to_float(static_cast<uint16_t>(halves));
                 weights[i + 1] = of_halves * f16_to_float(static_cast<uint16_t>(halves >> 16));
             }
+#endif
         } else {
 #pragma unroll
             for (int i = 0; i < LANE_K; i++) {

@@ -503,6 +503,15 @@ pub fn check_tiles(device: &dyn Fn(u32) -> Rc<dyn Device>) {
     check_on(&tiled(), device);
 }
 
+fn fp8_tiles() -> Case {
+    Case { codes: Some(CodeType::Fp8), block_size: 16, ..tiled() }
+}
+
+/// Checks prompts and decodes on tensor cores over a cache of FP8.
+pub fn check_fp8_tiles(device: &dyn Fn(u32) -> Rc<dyn Device>) {
+    check_on(&fp8_tiles(), device);
+}
+
 /// Checks decodes over many tokens.
 pub fn check_long(device: &dyn Fn(u32) -> Rc<dyn Device>) {
     check_on(&long(), device);
@@ -519,8 +528,7 @@ fn broken_kernels_are_noticed() {
     let capped = |case: &Case| Case { shape: AttentionShape { softcap: Some(0.5), ..case.shape }, ..case.clone() };
     let (capped_tiles, capped_rows) = (capped(&tiled), capped(&simple));
     let coded = |case: &Case, codes| Case { codes: Some(codes), block_size: 16, ..case.clone() };
-    let (int8, fp8, coded_rows) =
-        (coded(&tiled, CodeType::Int8), coded(&tiled, CodeType::Fp8), coded(&simple, CodeType::Int8));
+    let (int8, fp8, coded_rows) = (coded(&tiled, CodeType::Int8), fp8_tiles(), coded(&simple, CodeType::Int8));
     let breakages: [(&Case, &str, &str, &str); 27] = [
         (&int8, "include/attention.cuh", "first + token < end ?", "first <= end ?"),
         (&int8, "attention.cu", "__syncthreads();  // the elements of K", "// the elements of K"),

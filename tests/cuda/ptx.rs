@@ -6,7 +6,7 @@ mod speed;
 
 use crate::attention::hopper::{check_chunks_of_warp_groups, check_warp_groups};
 use crate::attention::shared::check_prefixes;
-use crate::attention::{attend, check_long, check_tiles};
+use crate::attention::{attend, check_fp8_tiles, check_long, check_tiles};
 use crate::emulation::compile::kernels;
 use crate::emulation::ptx::{Architecture, nvcc};
 use crate::emulation::{EmulatedDevice, EmulatedOptions};
@@ -320,6 +320,8 @@ fn wrong_fragments_give_wrong_results() {
         ("include/attention.cuh", "mma(s[r][2 * n], a[r], b[0], b[1]", "mma(s[r][2 * n], a[r], b[0], b[2]"),
         ("include/attention.cuh", "pair[i % 2 * 2], pair[i % 2 * 2 + 1]", "pair[i % 2 * 2 + 1], pair[i % 2 * 2]"),
         ("include/ptx.cuh", "x4.trans.shared", "x4.shared"),
+        ("include/ptx.cuh", "e4m3x2.f32 %0, %1, %2", "e4m3x2.f32 %0, %2, %1"),
+        ("include/ptx.cuh", "f16x2.e4m3x2", "f16x2.e5m2x2"),
         ("include/warp_groups.cuh", "% PANEL_CHUNKS ^ pattern", "% PANEL_CHUNKS ^ pattern % 4"),
     ];
     parallel(0..breakages.len() as u64, |i| {
@@ -327,6 +329,7 @@ fn wrong_fragments_give_wrong_results() {
         let failure = failure_of_broken(file, from, to, &options(Architecture::Sm90a), |device| {
             check_tiles(device);
             check_chunks_of_warp_groups(device);
+            check_fp8_tiles(device);
         });
         let failure = failure.unwrap_or_else(|| panic!("nobody notices {to:?} in {file}"));
         assert!(failure.contains("element"), "{failure}");
