@@ -14,6 +14,8 @@ mod many_rows;
 mod part;
 mod quant;
 mod quant_input;
+mod weights_format;
+mod widened;
 
 use super::isa::Isa;
 use super::memory::{Buffer, PerMember, Shared};
@@ -35,7 +37,7 @@ use std::ops::Range;
 pub(super) struct ProductWorkspace {
     input: RoundedInput,
     quant_input: QuantInput,
-    /// For each member: unfinished results on AMX, then gate and up of some rows.
+    /// For each member: operands and unfinished results of a product, then gate and up of some rows.
     scratch: Vec<Buffer<f32>>,
     /// Overrides what was measured: see [`many_rows`].
     many_rows: Option<usize>,
@@ -45,9 +47,10 @@ pub(super) struct ProductWorkspace {
 const MAX_GATED_ROWS: usize = 256;
 const MAX_PANELS: usize = 16;
 #[cfg(target_arch = "x86_64")]
-const UNFINISHED_LEN: usize = amx::SCRATCH_LEN;
+const UNFINISHED_LEN: usize =
+    if amx::SCRATCH_LEN > widened::SCRATCH_LEN { amx::SCRATCH_LEN } else { widened::SCRATCH_LEN };
 #[cfg(not(target_arch = "x86_64"))]
-const UNFINISHED_LEN: usize = 0;
+const UNFINISHED_LEN: usize = widened::SCRATCH_LEN;
 
 /// The least number of floats of scratch memory that each member has.
 pub(super) const ROW_LEN: usize = MAX_GATED_ROWS * MAX_PANELS * LANES;

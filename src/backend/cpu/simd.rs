@@ -38,6 +38,8 @@ pub(super) trait Simd: Copy {
     /// Rows and panels of the register tile of a matrix product with many rows.
     const TILE_ROWS: usize;
     const TILE_PANELS: usize;
+    /// Whether the rows and weights of a matrix product with many rows become float32 first.
+    const WIDENS_PRODUCTS: bool = false;
     /// Queries of an attention unit that are computed at once, and vectors of a head at once.
     const QUERIES: usize;
     /// Panels that are computed at once if there is a single row.

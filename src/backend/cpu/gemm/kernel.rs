@@ -4,14 +4,16 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::super::isa::Isa;
-use super::super::simd::{LANES, Simd, SimdKernel};
+use super::super::simd::{Simd, SimdKernel};
 use super::part::{PlainOperands, PlainPart, ProductOperands, ProductPart};
 use super::quant;
+use super::weights_format::{WeightsBf16, WeightsF16, WeightsF32, WeightsFormat};
+use super::widened::{self, WidenedProduct};
 use crate::DType;
 use std::ops::Range;
 
 impl ProductPart<'_> {
-    /// Computes the part. AMX tiles use `scratch` for unfinished results.
+    /// Computes the part. `scratch` is for unfinished results and for operands in another form.
     ///
     /// # Safety
     /// The target and `scratch` are large enough, and nothing else uses them.
@@ -27,75 +29,17 @@ impl ProductPart<'_> {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the caller's promise; the panels exist, and the instruction set was checked when it was chosen.
             DType::BF16 if isa == Isa::Amx => unsafe { super::amx::run(part, scratch) },
-            DType::BF16 => isa.run(ProductKernel { part, format: WeightsBf16 }),
-            DType::F16 => isa.run(ProductKernel { part, format: WeightsF16 }),
-            DType::F32 => isa.run(ProductKernel { part, format: WeightsF32 }),
+            DType::BF16 => isa.run(ProductKernel { part, format: WeightsBf16, scratch }),
+            DType::F16 => isa.run(ProductKernel { part, format: WeightsF16, scratch }),
+            DType::F32 => isa.run(ProductKernel { part, format: WeightsF32, scratch }),
         }
-        let _ = scratch; // unused where there are no tiles
-    }
-}
-
-/// How one step of 16 columns is read and multiplied with one word of the input.
-trait WeightsFormat: Copy {
-    type Weights<S: Simd>: Copy;
-    const STEP_BYTES: usize;
-    /// # Safety
-    /// `STEP_BYTES` can be read at `at`.
-    unsafe fn load<S: Simd>(self, simd: S, at: *const u8) -> Self::Weights<S>;
-    fn mul_add<S: Simd>(self, simd: S, acc: S::V, w: Self::Weights<S>, x: u32) -> S::V;
-}
-
-#[derive(Clone, Copy)]
-struct WeightsBf16;
-impl WeightsFormat for WeightsBf16 {
-    type Weights<S: Simd> = S::Pairs;
-    const STEP_BYTES: usize = 4 * LANES;
-    #[inline(always)]
-    unsafe fn load<S: Simd>(self, simd: S, at: *const u8) -> S::Pairs {
-        // SAFETY: the caller's promise.
-        unsafe { simd.load_pairs(at.cast()) }
-    }
-    #[inline(always)]
-    fn mul_add<S: Simd>(self, simd: S, acc: S::V, w: S::Pairs, x: u32) -> S::V {
-        simd.dot_pairs(acc, w, x)
-    }
-}
-
-#[derive(Clone, Copy)]
-struct WeightsF16;
-impl WeightsFormat for WeightsF16 {
-    type Weights<S: Simd> = S::V;
-    const STEP_BYTES: usize = 2 * LANES;
-    #[inline(always)]
-    unsafe fn load<S: Simd>(self, simd: S, at: *const u8) -> S::V {
-        // SAFETY: the caller's promise.
-        unsafe { simd.load_f16(at.cast()) }
-    }
-    #[inline(always)]
-    fn mul_add<S: Simd>(self, simd: S, acc: S::V, w: S::V, x: u32) -> S::V {
-        simd.mul_add(w, simd.splat(f32::from_bits(x)), acc)
-    }
-}
-
-#[derive(Clone, Copy)]
-struct WeightsF32;
-impl WeightsFormat for WeightsF32 {
-    type Weights<S: Simd> = S::V;
-    const STEP_BYTES: usize = 4 * LANES;
-    #[inline(always)]
-    unsafe fn load<S: Simd>(self, simd: S, at: *const u8) -> S::V {
-        // SAFETY: the caller's promise.
-        unsafe { simd.load(at.cast()) }
-    }
-    #[inline(always)]
-    fn mul_add<S: Simd>(self, simd: S, acc: S::V, w: S::V, x: u32) -> S::V {
-        simd.mul_add(w, simd.splat(f32::from_bits(x)), acc)
     }
 }
 
 struct ProductKernel<'a, F> {
     part: &'a PlainPart<'a>,
     format: F,
+    scratch: *mut f32,
 }
 
 impl<F: WeightsFormat> SimdKernel for ProductKernel<'_, F> {
@@ -103,6 +47,10 @@ impl<F: WeightsFormat> SimdKernel for ProductKernel<'_, F> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
+        if const { S::WIDENS_PRODUCTS } && self.part.rows.len() >= widened::MIN_ROWS {
+            let Self { part, format, scratch } = self;
+            return simd.call(WidenedProduct { part, format, scratch });
+        }
         let Range { start: mut panel, end } = self.part.panels;
         let width = if self.part.rows.len() == 1 { S::ROW_PANELS } else { S::TILE_PANELS };
         while panel < end {
