@@ -52,8 +52,8 @@ mkdir -p "$out"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 if [ "$mode" = dry ]; then
-    # This makes the program too. `cargo build` would compile much of it again, with other features of the libraries.
-    ln -s "$(test_program)" "$work/cuda-tests"
+    # `cli` makes the program too. `cargo build` would compile much of it again, with other features of the libraries.
+    ln -s "$(test_program --test cli)" "$work/cuda-tests"
     ln -s "$PWD/target/debug/pagetide" "$work/pagetide"
 elif [ -f "$packed/pagetide.gz" ]; then
     for program in pagetide cuda-tests; do

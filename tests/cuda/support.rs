@@ -14,7 +14,8 @@ pub const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
 /// The repository: where this was compiled, or `PAGETIDE_ROOT` on a machine that the test program was copied to.
 pub fn root() -> PathBuf {
-    std::env::var_os("PAGETIDE_ROOT").map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from)
+    let compiled_in = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    std::env::var_os("PAGETIDE_ROOT").map_or_else(|| compiled_in.into(), PathBuf::from)
 }
 
 /// Whether the tests run on a GPU.
