@@ -5,7 +5,6 @@
 #include "fiber.h"
 #include <algorithm>
 #include <cstdio>
-#include <deque>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -26,7 +25,21 @@ struct AsyncCopy {
     bool valid;
 };
 
-using AsyncGroup = std::vector<AsyncCopy>;
+// The copies of a thread that have not happened, in the groups that it has committed.
+struct AsyncCopies {
+    std::vector<AsyncCopy> copies;
+    // Of each group: the number of copies up to its end.
+    std::vector<size_t> ends;
+    // Copies and groups that are done.
+    size_t copied = 0, waited = 0;
+
+    bool is_empty() const { return copies.empty() && ends.empty(); }
+    void clear() {
+        copies.clear();
+        ends.clear();
+        copied = waited = 0;
+    }
+};
 
 struct Warp;
 
@@ -36,8 +49,28 @@ struct FiberThread : Thread {
     bool done = false;
     // Where it waits, for messages.
     const char* waits_in = nullptr;
-    AsyncGroup open_group;
-    std::deque<AsyncGroup> groups;
+    AsyncCopies async;
+};
+
+// The threads that can run. Each is in it once at most.
+class ReadyThreads {
+public:
+    bool is_empty() const { return first == behind; }
+    unsigned size() const { return behind - first; }
+    void clear() { first = behind = 0; }
+    void push(FiberThread* thread) { at(behind++) = thread; }
+    FiberThread* pop_first() { return at(first++); }
+    FiberThread* pop_last() { return at(--behind); }
+    FiberThread*& operator[](unsigned place) { return at(first + place); }
+
+private:
+    static constexpr unsigned CAPACITY = MAX_THREADS;
+    static_assert((CAPACITY & (CAPACITY - 1)) == 0, "so that places may wrap around");
+
+    FiberThread*& at(unsigned place) { return threads[place % CAPACITY]; }
+
+    FiberThread* threads[CAPACITY];
+    unsigned first = 0, behind = 0;
 };
 
 struct WarpExchange : Exchange {
@@ -48,16 +81,17 @@ struct WarpExchange : Exchange {
     uint32_t mask = 0;
     uint32_t arrived = 0;
     int readers_left = 0;
-    std::vector<FiberThread*> waiting;
 };
 
 struct Warp {
+    FiberThread* lanes = nullptr;
     uint32_t exited = 0;
     // Lanes may split into groups that exchange at the same time. At most this many exchanges are in use at once.
     WarpExchange exchanges[8];
     int num_used = 0;
 
-    void reset() {
+    void reset(FiberThread* first_lane) {
+        lanes = first_lane;
         exited = 0;
         num_used = 0;
         for (WarpExchange& exchange : exchanges) {
@@ -74,8 +108,8 @@ struct Mbarrier {
 
 class BlockRunner : public Block {
 public:
-    // Runs one block of `threads`. Returns false where it failed; `error` says why.
-    bool run(int num_threads, size_t shared_bytes, Order order, uint64_t seed, void (*kernel)(const void*),
+    // Runs one block of `block_threads`. Returns false where it failed; `error` says why.
+    bool run(int block_threads, size_t shared_bytes, Order order, uint64_t seed, void (*kernel)(const void*),
              const void* kernel_params);
 
     std::string error;
@@ -100,14 +134,15 @@ private:
     void wait(const char* where);
     void release_barrier();
     void release(std::vector<FiberThread*>& waiting);
-    void make_ready(FiberThread* thread) { ready.push_back(thread); }
+    void make_ready(FiberThread* thread) { ready.push(thread); }
     void leave_to_next();
     bool guard_is_intact() const;
 
     Fiber caller;
-    std::vector<std::unique_ptr<FiberThread>> threads;
+    std::unique_ptr<FiberThread[]> threads{new FiberThread[MAX_THREADS]};
+    int num_threads = 0;
     std::vector<Warp> warps;
-    std::deque<FiberThread*> ready;
+    ReadyThreads ready;
     std::vector<FiberThread*> at_barrier;
     std::vector<FiberThread*> at_named_barriers[NAMED_BARRIERS];
     std::map<uint64_t*, Mbarrier> mbarriers;
@@ -122,8 +157,9 @@ private:
 
 BlockRunner& runner() { return *static_cast<BlockRunner*>(block); }
 
-bool BlockRunner::run(int num_threads, size_t bytes, Order thread_order, uint64_t seed, void (*entry)(const void*),
+bool BlockRunner::run(int block_threads, size_t bytes, Order thread_order, uint64_t seed, void (*entry)(const void*),
                        const void* params) {
+    num_threads = block_threads;
     order = thread_order;
     random = seed;
     shared_bytes = bytes;
@@ -141,22 +177,18 @@ bool BlockRunner::run(int num_threads, size_t bytes, Order thread_order, uint64_
     num_living = num_threads;
     memset(dynamic_shared, POISON, shared_bytes + SHARED_GUARD_BYTES);
     warps.resize((num_threads + WARP - 1) / WARP);
-    for (Warp& warp : warps) {
-        warp.reset();
-    }
-    while (static_cast<int>(threads.size()) < num_threads) {
-        threads.push_back(std::make_unique<FiberThread>());
+    for (size_t i = 0; i < warps.size(); i++) {
+        warps[i].reset(&threads[i * WARP]);
     }
     for (int i = 0; i < num_threads; i++) {
-        FiberThread& thread = *threads[i];
+        FiberThread& thread = threads[i];
         const unsigned n = static_cast<unsigned>(i);
         thread.index = {n % block_dim.x, n / block_dim.x % block_dim.y, n / (block_dim.x * block_dim.y)};
         thread.lane = i % WARP;
         thread.warp = &warps[i / WARP];
         thread.done = false;
         thread.waits_in = nullptr;
-        thread.open_group.clear();
-        thread.groups.clear();
+        thread.async.clear();
         thread.fiber.reset(thread_main);
         make_ready(&thread);
     }
@@ -169,8 +201,8 @@ bool BlockRunner::run(int num_threads, size_t bytes, Order thread_order, uint64_
     block = nullptr;
     current = nullptr;
     if (!error.empty()) {
-        for (const std::unique_ptr<FiberThread>& thread : threads) {
-            thread->fiber.abandon();
+        for (int i = 0; i < num_threads; i++) {
+            threads[i].fiber.abandon();
         }
     }
     if (error.empty() && !guard_is_intact()) {
@@ -184,14 +216,16 @@ void BlockRunner::thread_main() {
     self.me().fiber.entered();
     self.kernel(self.kernel_params);
     FiberThread* me = &self.me();
-    if (!me->groups.empty() || !me->open_group.empty()) {
+    if (!me->async.is_empty()) {
         self.fail("a thread exits and has not waited for its asynchronous copies");
     }
     me->done = true;
     me->warp->exited |= 1u << me->lane;
-    for (const WarpExchange& exchange : me->warp->exchanges) {
-        if (exchange.used && exchange.open && (exchange.mask >> me->lane & 1) != 0) {
-            self.fail(std::string("a lane exits that others wait for in ") + exchange.name);
+    int used_left = me->warp->num_used;
+    for (const WarpExchange* exchange = me->warp->exchanges; used_left > 0; exchange++) {
+        used_left -= exchange->used;
+        if (exchange->used && exchange->open && (exchange->mask >> me->lane & 1) != 0) {
+            self.fail(std::string("a lane exits that others wait for in ") + exchange->name);
         }
     }
     self.num_living--;
@@ -216,20 +250,17 @@ void BlockRunner::leave_to_next() {
 }
 
 FiberThread* BlockRunner::next_ready() {
-    if (ready.empty()) {
+    if (ready.is_empty()) {
         return nullptr;
     }
-    size_t place = 0;
-    if (order == Order::LastReady) {
-        place = ready.size() - 1;
-    } else if (order == Order::Random) {
-        random = random * 6364136223846793005u + 1442695040888963407u;
-        place = (random >> 33) % ready.size();
+    if (order == Order::FirstReady) {
+        return ready.pop_first();
     }
-    std::swap(ready[place], place == 0 ? ready.front() : ready.back());
-    FiberThread* next = place == 0 ? ready.front() : ready.back();
-    place == 0 ? ready.pop_front() : ready.pop_back();
-    return next;
+    if (order == Order::Random) {
+        random = random * 6364136223846793005u + 1442695040888963407u;
+        std::swap(ready[(random >> 33) % ready.size()], ready[ready.size() - 1]);
+    }
+    return ready.pop_last();
 }
 
 void BlockRunner::wait(const char* where) {
@@ -345,19 +376,17 @@ Exchange& BlockRunner::exchange(const char* name, uint32_t mask, const void* byt
         found->name = name;
         found->mask = mask;
         found->arrived = 0;
-        found->waiting.clear();
     }
     memcpy(found->brought[lane], bytes, size);
     found->arrived |= 1u << lane;
     if (found->arrived != mask) {
-        found->waiting.push_back(&me());
         wait(name);
         return *found;
     }
     found->open = found->is_computed = false;
     found->readers_left = __builtin_popcount(mask);
-    for (FiberThread* thread : found->waiting) {
-        make_ready(thread);
+    for (uint32_t waiting = mask & ~(1u << lane); waiting != 0; waiting &= waiting - 1) {
+        make_ready(&warp.lanes[__builtin_ctz(waiting)]);
     }
     return *found;
 }
@@ -369,9 +398,9 @@ void BlockRunner::fail(const std::string& why) {
              thread.x, thread.y, thread.z);
     error = why + place;
     int named = 0;
-    for (size_t i = 0; i < threads.size() && named < 8; i++) {
-        if (!threads[i]->done && threads[i]->waits_in != nullptr) {
-            error += "\n  thread " + std::to_string(i) + " waits in " + threads[i]->waits_in;
+    for (int i = 0; i < num_threads && named < 8; i++) {
+        if (!threads[i].done && threads[i].waits_in != nullptr) {
+            error += "\n  thread " + std::to_string(i) + " waits in " + threads[i].waits_in;
             named++;
         }
     }
@@ -454,25 +483,28 @@ void multiply(HalfType type, MmaFragments& fragments) {
 
 void copy_async(void* to, const void* from, bool valid) {
     memset(to, POISON, 16);
-    runner().me().open_group.push_back({to, from, valid});
+    runner().me().async.copies.push_back({to, from, valid});
 }
 
 void copy_async_commit() {
-    FiberThread& thread = runner().me();
-    thread.groups.push_back(std::move(thread.open_group));
-    thread.open_group.clear();
+    AsyncCopies& async = runner().me().async;
+    async.ends.push_back(async.copies.size());
 }
 
 void copy_async_wait(size_t pending) {
-    auto& groups = runner().me().groups;
-    for (; groups.size() > pending; groups.pop_front()) {
-        for (const AsyncCopy& copy : groups.front()) {
+    AsyncCopies& async = runner().me().async;
+    for (; async.ends.size() - async.waited > pending; async.waited++) {
+        for (; async.copied < async.ends[async.waited]; async.copied++) {
+            const AsyncCopy& copy = async.copies[async.copied];
             if (copy.valid) {
                 memcpy(copy.to, copy.from, 16);
             } else {
                 memset(copy.to, 0, 16);
             }
         }
+    }
+    if (async.copied == async.copies.size() && async.waited == async.ends.size()) {
+        async.clear();
     }
 }
 

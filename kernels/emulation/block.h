@@ -31,6 +31,7 @@ inline float bf16_to_float(uint16_t bits) {
 namespace emulation {
 
 constexpr int WARP = 32;
+constexpr int MAX_THREADS = 1024;
 constexpr size_t MAX_SHARED_BYTES = 227 * 1024;
 // Bytes behind the dynamic shared memory that no thread may write.
 constexpr size_t SHARED_GUARD_BYTES = 1024;
