@@ -3,12 +3,16 @@
 kernels/machine-code.toml, and against the figures of kernels/machine-code.csv, which have to be the same. With --update
 it writes the figures instead.
 
+Disassembling takes minutes, so kernels/machine-code.sha256 has a hash of all that was checked last. Where machine code,
+rules and figures are still the same, that is enough.
+
 The list is target/tmp/specialisations.json. `cargo test --test kernel_compile` writes it, with the names of the cubins
 that NVRTC has made, as at a start on a GPU machine. What has no cubin is compiled with nvcc; with --nvcc all are.
 """
 
 import argparse
 import csv
+import hashlib
 import io
 import json
 import re
@@ -21,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from os import cpu_count
 from pathlib import Path
 
-from machine_code import blocks_per_sm, read_sass
+from machine_code import blocks_per_sm, loaded_sections, read_sass
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -169,6 +173,22 @@ def write_table(path, table):
     path.write_text(text.getvalue())
 
 
+def fingerprint(entries, rules, table):
+    """A hash of what is checked, and of what checks it. None if something has to be compiled first."""
+    if not all("cubin" in entry for entry in entries):
+        return None
+    hashes = hashlib.sha256()
+    scripts = [Path(__file__), Path(__file__).with_name("machine_code.py")]
+    for path in [*scripts, rules, table]:
+        hashes.update(path.read_bytes() if path.exists() else b"")
+    for entry in entries:
+        described = {name: value for name, value in entry.items() if name != "cubin"}
+        hashes.update(json.dumps(described, sort_keys=True).encode())
+        for name, size, content in loaded_sections(Path(entry["cubin"]).read_bytes()):
+            hashes.update(name + size.to_bytes(8) + content)
+    return hashes.hexdigest()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("nvcc", help="the compiler, of CUDA 12.8 or newer; nvdisasm lies beside it")
@@ -176,13 +196,18 @@ def main():
     parser.add_argument("--rules", type=Path, default=ROOT / "kernels/machine-code.toml")
     parser.add_argument("--table", type=Path, default=ROOT / "kernels/machine-code.csv")
     parser.add_argument("--nvcc", action="store_true", dest="only_nvcc", help="compile all with nvcc")
-    parser.add_argument("--update", action="store_true", help="write the table")
+    parser.add_argument("--checked", type=Path, default=ROOT / "kernels/machine-code.sha256")
+    parser.add_argument("--update", action="store_true", help="write the table, and the hash of what was checked")
     parser.add_argument("--jobs", type=int, default=cpu_count())
     options = parser.parse_args()
     entries = json.loads(options.list.read_text())
     if options.only_nvcc:
         for entry in entries:
             entry.pop("cubin", None)
+    checked = options.checked.read_text().strip() if options.checked.exists() else ""
+    if not options.update and fingerprint(entries, options.rules, options.table) == checked:
+        print(f"{len(entries)} modules: the same machine code as was checked last")
+        return
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
         modules = list(pool.map(lambda entry: Module(options.nvcc, entry, folder), entries))
 
@@ -191,6 +216,8 @@ def main():
     table = table_of(modules)
     if options.update and not failures:
         write_table(options.table, table)
+        if found := fingerprint(entries, options.rules, options.table):
+            options.checked.write_text(f"{found}\n")
     elif not failures and (changes := differences(read_table(options.table), table)):
         # A change that is meant is written down, so that its review sees it.
         failures = [f"{options.table.name}, old -> new:", *changes, "scripts/compile-kernels.sh --update writes them"]

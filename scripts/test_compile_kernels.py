@@ -86,14 +86,18 @@ class Gates(unittest.TestCase):
         self.folder = Path(folder.name)
         self.table = self.folder / "table.csv"
 
-    def compile(self, kernel, rules="", *options, archs=("sm_80",)):
-        """(whether it passed, what it printed)"""
+    def compile(self, kernel, rules="", *options, archs=("sm_80",), cubin=None):
+        """(whether it passed, what it printed). With the name of a cubin the kernel is compiled to that first."""
         source = self.folder / "kernel.cu"
         source.write_text(kernel)
         entries = [{"arch": arch, "file": str(source), "defines": [], "shared_bytes": {}} for arch in archs]
+        if cubin:
+            entries[0]["cubin"] = str(self.folder / cubin)
+            flags = ["-cubin", "-lineinfo", f"-arch={archs[0]}"]
+            subprocess.run([NVCC, *flags, "-o", entries[0]["cubin"], str(source)], check=True, cwd=self.folder)
         (self.folder / "list.json").write_text(json.dumps(entries))
         (self.folder / "rules.toml").write_text(RULES + rules)
-        paths = ["--list", "list.json", "--rules", "rules.toml", "--table", "table.csv"]
+        paths = ["--list", "list.json", "--rules", "rules.toml", "--table", "table.csv", "--checked", "checked.sha256"]
         command = [sys.executable, str(SCRIPT), NVCC, *paths, *options]
         done = subprocess.run(command, capture_output=True, text=True, cwd=self.folder)
         return done.returncode == 0, done.stdout + done.stderr
@@ -158,6 +162,23 @@ class Gates(unittest.TestCase):
         self.assertFalse(passed)
         self.assertIn("plain sm_80: has gone", text)
         self.assertIn("other sm_80: is new", text)
+
+    def test_what_was_checked_is_not_checked_again(self):
+        same = "the same machine code as was checked last"
+        passed, text = self.compile(PLAIN, "", "--update", cubin="first.cubin")
+        self.assertTrue(passed, text)
+        self.assertNotIn(same, text)
+        # Lines of source and the names of folders do not count.
+        for kernel in [PLAIN, "// A comment.\n" + PLAIN]:
+            passed, text = self.compile(kernel, cubin="second.cubin")
+            self.assertTrue(passed and same in text, text)
+        for kernel in [PLAIN.replace("1.0f", "2.0f"), PLAIN.replace("256", "255")]:
+            self.assertNotIn(same, self.compile(kernel, cubin="second.cubin")[1])
+        passed, text = self.compile(PLAIN, NEEDS_TENSOR_CORES, cubin="second.cubin")
+        self.assertIn("multiplying: there is a rule for it, and no such kernel", text)
+        self.table.write_text(self.table.read_text().replace(",256,", ",128,"))
+        passed, text = self.compile(PLAIN, cubin="second.cubin")
+        self.assertIn("plain sm_80: threads 128 -> 256", text)
 
     def test_blocks_on_a_multiprocessor(self):
         # As NVIDIA's occupancy calculator has it.
