@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
 # Runs the tests of tests/cuda, from single kernels to whole models and exact resume, on executed PTX: NVRTC compiles
 # the kernels, and the interpreter of tests/ptx runs them and looks for races (docs/ptx.md). No GPU is needed. What
-# NVRTC makes is kept in target/tmp for the next run. For sm_90a all tests run except one, which adds up 131,072 keys
-# and takes minutes. For sm_80 those of attention run, whose tiles and kernels are other ones there. With --all
-# everything runs.
+# NVRTC makes is kept in target/tmp for the next run. For sm_90a the tests of single kernels run, and one of whole
+# models: the others of models, of exact resume, of starts and of measurements are about the host's code, which the
+# emulation has run, and scripts/serve-on-ptx.sh serves on executed PTX. One test is left out that adds up 131,072 keys.
+# For sm_80 the tests of attention run, whose tiles and kernels are other ones there. With --all everything runs.
 #
 #     scripts/test-ptx.sh [--all] [FOLDER OF THE ENVIRONMENT THAT compile-kernels.sh MAKES] [ARGUMENTS OF THE TESTS]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 on_sm_80=(attention:: kv_codes::)
-slow=(--skip sums_do_not_drift_over_many_tiles)
+slow=(--skip sums_do_not_drift_over_many_tiles --skip every_family_in_float32 --skip resume:: --skip loader::
+    --skip bench::)
 if [ "${1:-}" = --all ]; then
     on_sm_80=()
     slow=()
