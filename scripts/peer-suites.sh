@@ -3,7 +3,8 @@
 #
 #     scripts/peer-suites.sh [vllm|llama.cpp|sglang] [--quick] [--binary PATH] [--report] [--write]
 #
-# --quick runs only tests that have to pass, and fails if one does not. --report prints the last run again.
+# --quick runs the tests that have to pass, all but one slow one, and fails if one does not. --report prints the last
+# run again.
 # --write also writes the results of all three to docs/compatibility.md.
 # The tests come from the package index into target/peer-suites; nothing of theirs is kept in the repository.
 # scripts/peer_suites/lists says which tests do not pass, and why. docs/compatibility.md has the results.
