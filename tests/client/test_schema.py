@@ -1,4 +1,7 @@
-"""schemathesis makes valid and invalid requests from the API description, and checks the answers against it."""
+"""schemathesis makes valid and invalid requests from the API description, and checks the answers against it.
+
+PAGETIDE_LONG=1 makes five times as many for each operation, and other ones each time.
+"""
 
 import os
 import pathlib
@@ -8,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from conftest import serving
 
+LONG = os.environ.get("PAGETIDE_LONG", "0") != "0"
 HERE = pathlib.Path(__file__).parent / "schema"
 # schemathesis.toml has them too.
 KEY, ADMIN = "s3cret", "s3cret-admin"
@@ -36,6 +40,7 @@ def run_part(part: list[str], folder: pathlib.Path) -> subprocess.CompletedProce
         program = pathlib.Path(sys.executable).parent / "schemathesis"
         command = [program, "--config-file", HERE / "schemathesis.toml", "run", f"{server.url}/openapi.json", *part]
         # What is bounded is the number of requests and the time of each. So a slow machine takes longer and no more.
-        limits = ["--seed", "1", "--max-examples", "30", "--workers", "1", "--request-timeout", "60"]
+        limits = ["--max-examples", "100"] if LONG else ["--seed", "1", "--max-examples", "20"]
+        limits += ["--workers", "1", "--request-timeout", "60"]
         env = os.environ | {"SCHEMATHESIS_HOOKS": "hooks", "PYTHONPATH": str(HERE)}
         return subprocess.run([*command, *limits], cwd=folder, env=env, capture_output=True, text=True)
