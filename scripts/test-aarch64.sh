@@ -1,8 +1,7 @@
 #!/bin/sh
-# Tests the program for aarch64 on another machine: cross-compiled, and run in an emulator (QEMU). Without arguments
-# clippy checks the crates that have code for it, and the tests of the sampler and of the CPU backend's kernels run on
-# NEON, which is cheap enough for every change. With "all" clippy checks the whole program, it is built, and the
-# backend's unit tests, the goldens and exact resume run too.
+# Tests the program for aarch64 on another machine: cross-compiled, and run in an emulator (QEMU). Without arguments the
+# tests of the sampler and of the CPU backend's kernels run on NEON, which is cheap enough for every change. With "all"
+# clippy checks the whole program, it is built, and the backend's unit tests, the goldens and exact resume run too.
 # On Debian and Ubuntu the script installs what it needs.
 set -eu
 cd "$(dirname "$0")/.."
@@ -25,12 +24,11 @@ fi
 
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64-static -L /usr/aarch64-linux-gnu"
+export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUSTFLAGS="-D warnings"
 # The emulator needs no line numbers.
 export CARGO_PROFILE_DEV_DEBUG=0
 
-checked="--package pagetide-base --package pagetide-backend"
-[ "${1:-}" = all ] && checked="--workspace --bins"
-cargo clippy --locked $checked --lib --target "$target" -- -D warnings
+[ "${1:-}" != all ] || cargo clippy --locked --workspace --bins --lib --target "$target" -- -D warnings
 # The emulator is a few times slower than a processor. So there are fewer cases, and none that this machine tests as
 # well.
 KERNEL_ISA=neon KERNEL_CASES=0..20 cargo test --locked --package pagetide-backend --target "$target" --test kernels \

@@ -25,8 +25,8 @@ pub fn isas_and_tiles() -> impl Iterator<Item = Isa> {
 }
 
 fn isas_with_tiles(emulated: bool) -> impl Iterator<Item = Isa> {
-    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     if emulated {
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
         crate::tile_emulator::install();
     }
     let wanted = wanted_isa();
