@@ -51,7 +51,7 @@ peers:
 
 # Runs the tests with real clients, a browser and Prometheus.
 clients:
-    .ci/run clients frameworks
+    .ci/run clients frameworks schema victims
 
 # Formats the code.
 fmt:
