@@ -46,6 +46,8 @@ choice!(
         Auto = "auto",
         Amx = "amx",
         Avx512 = "avx512",
+        Avx512Vnni = "avx512-vnni",
+        Avx512Base = "avx512-base",
         AvxVnni = "avx-vnni",
         Avx2 = "avx2",
         NeonI8mm = "neon-i8mm",

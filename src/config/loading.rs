@@ -74,6 +74,8 @@ impl IsaChoice {
             IsaChoice::Auto => None,
             IsaChoice::Amx => Some(Isa::Amx),
             IsaChoice::Avx512 => Some(Isa::Avx512),
+            IsaChoice::Avx512Vnni => Some(Isa::Avx512Vnni),
+            IsaChoice::Avx512Base => Some(Isa::Avx512Base),
             IsaChoice::AvxVnni => Some(Isa::AvxVnni),
             IsaChoice::Avx2 => Some(Isa::Avx2),
             IsaChoice::Neon => Some(Isa::Neon),

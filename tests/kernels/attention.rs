@@ -76,9 +76,7 @@ impl Sequence {
         let in_pairs = matches!(isa, Isa::Avx512 | Isa::Amx) && dtype == DType::BF16;
         let q_dtype = if in_pairs { dtype } else { DType::F32.into() };
         let q_codes = match dtype {
-            KvDType::Codes(CodeType::Int8) if matches!(isa, Isa::Avx2 | Isa::AvxVnni | Isa::Avx512 | Isa::Amx) => {
-                Some(CodeType::Int8)
-            }
+            KvDType::Codes(CodeType::Int8) if (Isa::Avx2..=Isa::Amx).contains(&isa) => Some(CodeType::Int8),
             KvDType::Codes(CodeType::Int4) => Some(CodeType::Int4),
             _ => None,
         };

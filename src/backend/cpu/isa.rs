@@ -22,15 +22,29 @@ pub enum Isa {
     Avx2,
     /// AVX2 as above, with dot products of bytes (AVX-VNNI).
     AvxVnni,
-    /// AVX-512 (F, BW, DQ, VL) with BF16 and VNNI.
+    /// AVX-512 (F, BW, DQ, VL).
+    Avx512Base,
+    /// AVX-512 as above, with dot products of bytes (VNNI).
+    Avx512Vnni,
+    /// AVX-512 as above, with dot products of bfloat16 (BF16).
     Avx512,
     /// AVX-512 as above, and matrix products of bfloat16 and of bytes on AMX tiles.
     Amx,
 }
 
 impl Isa {
-    pub const ALL: [Isa; 8] =
-        [Isa::Portable, Isa::Neon, Isa::NeonDotprod, Isa::NeonI8mm, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Amx];
+    pub const ALL: [Isa; 10] = [
+        Isa::Portable,
+        Isa::Neon,
+        Isa::NeonDotprod,
+        Isa::NeonI8mm,
+        Isa::Avx2,
+        Isa::AvxVnni,
+        Isa::Avx512Base,
+        Isa::Avx512Vnni,
+        Isa::Avx512,
+        Isa::Amx,
+    ];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -40,6 +54,8 @@ impl Isa {
             Isa::NeonI8mm => "neon-i8mm",
             Isa::Avx2 => "avx2",
             Isa::AvxVnni => "avx-vnni",
+            Isa::Avx512Base => "avx512-base",
+            Isa::Avx512Vnni => "avx512-vnni",
             Isa::Avx512 => "avx512",
             Isa::Amx => "amx",
         }
@@ -62,21 +78,23 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Isa::AvxVnni => Isa::Avx2.is_available() && is_x86_feature_detected!("avxvnni"),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => {
+            Isa::Avx512Base => {
                 Isa::Avx2.is_available()
                     && is_x86_feature_detected!("avx512f")
                     && is_x86_feature_detected!("avx512bw")
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vl")
-                    && is_x86_feature_detected!("avx512bf16")
-                    && is_x86_feature_detected!("avx512vnni")
             }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Vnni => Isa::Avx512Base.is_available() && is_x86_feature_detected!("avx512vnni"),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => Isa::Avx512Vnni.is_available() && is_x86_feature_detected!("avx512bf16"),
             #[cfg(target_arch = "x86_64")]
             Isa::Amx => Isa::Avx512.is_available() && super::tile_registers::is_available(),
             #[cfg(not(target_arch = "aarch64"))]
             Isa::Neon | Isa::NeonDotprod | Isa::NeonI8mm => false,
             #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx2 | Isa::AvxVnni | Isa::Avx512 | Isa::Amx => false,
+            Isa::Avx2 | Isa::AvxVnni | Isa::Avx512Base | Isa::Avx512Vnni | Isa::Avx512 | Isa::Amx => false,
         }
     }
 
@@ -148,7 +166,17 @@ impl Isa {
             Isa::AvxVnni => unsafe { super::simd::run_avx2(kernel) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 | Isa::Amx => unsafe { super::simd::run_avx512(kernel) },
+            Isa::Avx512 | Isa::Amx if const { K::HAS_BF16_PRODUCTS } => unsafe { super::simd::run_avx512(kernel) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Vnni | Isa::Avx512 | Isa::Amx if const { K::HAS_INTEGER_PRODUCTS } => unsafe {
+                super::simd::run_avx512_vnni(kernel)
+            },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Base | Isa::Avx512Vnni | Isa::Avx512 | Isa::Amx => unsafe {
+                super::simd::run_avx512_base(kernel)
+            },
             // SAFETY: as above.
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => unsafe { super::simd::run_neon(kernel) },
@@ -166,7 +194,7 @@ impl Isa {
                 unreachable!("{self} is never available on this architecture")
             }
             #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx2 | Isa::AvxVnni | Isa::Avx512 | Isa::Amx => {
+            Isa::Avx2 | Isa::AvxVnni | Isa::Avx512Base | Isa::Avx512Vnni | Isa::Avx512 | Isa::Amx => {
                 unreachable!("{self} is never available on this architecture")
             }
         }

@@ -155,6 +155,7 @@ struct DotPairs<const CHAINS: usize>;
 
 impl<const CHAINS: usize> SimdKernel for DotPairs<CHAINS> {
     type Output = ();
+    const HAS_BF16_PRODUCTS: bool = true;
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {

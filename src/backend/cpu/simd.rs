@@ -14,7 +14,7 @@ mod portable;
 #[cfg(target_arch = "x86_64")]
 pub(super) use avx2::{run_avx_vnni, run_avx2};
 #[cfg(target_arch = "x86_64")]
-pub(super) use avx512::{run_avx512, transpose};
+pub(super) use avx512::{run_avx512, run_avx512_base, run_avx512_vnni, transpose};
 #[cfg(target_arch = "aarch64")]
 pub(super) use neon::{run_neon, run_neon_dotprod, run_neon_i8mm};
 pub(super) use portable::Portable;
@@ -38,8 +38,13 @@ pub(super) trait Simd: Copy {
     /// Rows and panels of the register tile of a matrix product with many rows.
     const TILE_ROWS: usize;
     const TILE_PANELS: usize;
-    /// Whether the rows and weights of a matrix product with many rows become float32 first.
-    const WIDENS_PRODUCTS: bool = false;
+    /// The rows and weights of a matrix product with many rows become float32 first if a word has at least so many
+    /// numbers.
+    const WIDENED_NUMBERS: usize = usize::MAX;
+    /// Rows and panels of a register tile of such a product: as many sums as the registers hold beside the columns of
+    /// the panels and a number of a row.
+    const WIDENED_ROWS: usize = 6;
+    const WIDENED_PANELS: usize = 1;
     /// Queries of an attention unit that are computed at once, and vectors of a head at once.
     const QUERIES: usize;
     /// Panels that are computed at once if there is a single row.
@@ -308,6 +313,9 @@ pub(super) trait SimdKernel {
     /// Whether it has products of integers. Other kernels are not compiled for instruction sets that differ in these
     /// alone.
     const HAS_INTEGER_PRODUCTS: bool = false;
+    /// Whether it has products of bfloat16, likewise.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only x86-64 has them"))]
+    const HAS_BF16_PRODUCTS: bool = false;
     fn run<S: Simd>(self, simd: S) -> Self::Output;
 }
 

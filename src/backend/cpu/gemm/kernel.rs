@@ -44,10 +44,11 @@ struct ProductKernel<'a, F> {
 
 impl<F: WeightsFormat> SimdKernel for ProductKernel<'_, F> {
     type Output = ();
+    const HAS_BF16_PRODUCTS: bool = F::NUMBERS == 2;
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        if const { S::WIDENS_PRODUCTS } && self.part.rows.len() >= widened::MIN_ROWS {
+        if const { F::NUMBERS >= S::WIDENED_NUMBERS } && self.part.rows.len() >= widened::MIN_ROWS {
             let Self { part, format, scratch } = self;
             return simd.call(WidenedProduct { part, format, scratch });
         }

@@ -109,7 +109,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
 
     const TILE_ROWS: usize = 4;
     const TILE_PANELS: usize = 1;
-    const WIDENS_PRODUCTS: bool = true;
+    const WIDENED_NUMBERS: usize = 1;
     const QUERIES: usize = 2;
     const ROW_PANELS: usize = 2;
     const QUANT_ROWS: usize = 4;

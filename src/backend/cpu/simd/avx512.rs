@@ -1,21 +1,36 @@
-//! Sixteen lanes as one AVX-512 register, with dot products of BF16 and of bytes (VNNI).
+//! Sixteen lanes as one AVX-512 register.
 
 use super::{LANES, Simd, SimdKernel};
 use std::arch::x86_64::*;
 
-/// Proof that AVX-512 F, BW, DQ, VL, BF16 and VNNI are there.
+/// Proof that AVX-512 F, BW, DQ and VL are there, with `VNNI` also dot products of bytes, and with `BF16` also those of
+/// bfloat16.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Avx512(());
+pub(in super::super) struct Avx512<const VNNI: bool, const BF16: bool>(());
+
+/// # Safety
+/// The processor has the features named below.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+pub(in super::super) unsafe fn run_avx512_base<K: SimdKernel>(kernel: K) -> K::Output {
+    kernel.run(Avx512::<false, false>(()))
+}
+
+/// # Safety
+/// The processor has the features named below.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+pub(in super::super) unsafe fn run_avx512_vnni<K: SimdKernel>(kernel: K) -> K::Output {
+    kernel.run(Avx512::<true, false>(()))
+}
 
 /// # Safety
 /// The processor has the features named below.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni,avx2,fma,f16c")]
 pub(in super::super) unsafe fn run_avx512<K: SimdKernel>(kernel: K) -> K::Output {
-    kernel.run(Avx512(()))
+    kernel.run(Avx512::<true, true>(()))
 }
 
 // SAFETY (every block below): a value of `Avx512` proves that the instructions exist; the caller vouches for pointers.
-impl Simd for Avx512 {
+impl<const VNNI: bool, const BF16: bool> Simd for Avx512<VNNI, BF16> {
     type V = __m512;
     type Pairs = __m512i;
     type Ints = __m512i;
@@ -24,16 +39,28 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn call<K: SimdKernel>(self, kernel: K) -> K::Output {
         // SAFETY: `self` is the proof.
-        unsafe { run_avx512(kernel) }
+        unsafe {
+            if const { BF16 && K::HAS_BF16_PRODUCTS } {
+                run_avx512(kernel)
+            } else if const { VNNI && K::HAS_INTEGER_PRODUCTS } {
+                run_avx512_vnni(kernel)
+            } else {
+                run_avx512_base(kernel)
+            }
+        }
     }
 
     const TILE_ROWS: usize = 12;
     const TILE_PANELS: usize = 2;
+    const WIDENED_NUMBERS: usize = if BF16 { usize::MAX } else { 2 };
+    const WIDENED_ROWS: usize = 12;
+    const WIDENED_PANELS: usize = 2;
     const QUERIES: usize = 4;
     const ROW_PANELS: usize = 4;
     const QUANT_ROWS: usize = 8;
     const QUANT_PANELS: usize = 2;
-    const ADDS_128: bool = true;
+    const SUMS_IN_SHORTS: bool = !VNNI;
+    const ADDS_128: bool = VNNI;
     const SHORT_DOTS: bool = true;
 
     #[inline(always)]
@@ -85,11 +112,18 @@ impl Simd for Avx512 {
     fn dot_pairs(self, acc: __m512, w: __m512i, x: u32) -> __m512 {
         unsafe {
             let x = _mm512_set1_epi32(x as i32);
-            _mm512_dpbf16_ps(
-                acc,
-                std::mem::transmute::<__m512i, __m512bh>(w),
-                std::mem::transmute::<__m512i, __m512bh>(x),
-            )
+            if BF16 {
+                return _mm512_dpbf16_ps(
+                    acc,
+                    std::mem::transmute::<__m512i, __m512bh>(w),
+                    std::mem::transmute::<__m512i, __m512bh>(x),
+                );
+            }
+            let odd = _mm512_set1_epi32(0xffff_0000_u32 as i32);
+            let (x0, x1) = (_mm512_slli_epi32::<16>(x), _mm512_and_si512(x, odd));
+            let (w0, w1) = (_mm512_slli_epi32::<16>(w), _mm512_and_si512(w, odd));
+            let acc = _mm512_fmadd_ps(_mm512_castsi512_ps(w0), _mm512_castsi512_ps(x0), acc);
+            _mm512_fmadd_ps(_mm512_castsi512_ps(w1), _mm512_castsi512_ps(x1), acc)
         }
     }
     #[inline(always)]
@@ -147,7 +181,10 @@ impl Simd for Avx512 {
     }
     #[inline(always)]
     fn dot_shorts(self, acc: __m512i, w: __m512i, x: u32) -> __m512i {
-        unsafe { _mm512_dpwssd_epi32(acc, w, _mm512_set1_epi32(x as i32)) }
+        unsafe {
+            let x = _mm512_set1_epi32(x as i32);
+            if VNNI { _mm512_dpwssd_epi32(acc, w, x) } else { _mm512_add_epi32(acc, _mm512_madd_epi16(w, x)) }
+        }
     }
     #[inline(always)]
     fn to_floats(self, a: __m512i) -> __m512 {
@@ -206,17 +243,62 @@ impl Simd for Avx512 {
     fn lookup(self, table: __m512i, index: __m512i) -> __m512i {
         unsafe { _mm512_shuffle_epi8(table, index) }
     }
+    // Without VNNI, products of bytes are as with AVX2, which says why they do not saturate.
     #[inline(always)]
     fn dot_bytes(self, acc: __m512i, w: __m512i, x: u32) -> __m512i {
-        unsafe { _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(x as i32)) }
+        unsafe {
+            let x = _mm512_set1_epi32(x as i32);
+            if VNNI { _mm512_dpbusd_epi32(acc, w, x) } else { add_pairs(acc, _mm512_maddubs_epi16(w, x)) }
+        }
+    }
+    #[inline(always)]
+    fn dot_four(self, acc: __m512i, w: [__m512i; 4], x: [u32; 4], largest: u8) -> __m512i {
+        debug_assert!(largest <= 63);
+        if VNNI {
+            let acc = self.dot_bytes(self.dot_bytes(acc, w[0], x[0]), w[1], x[1]);
+            return self.dot_bytes(self.dot_bytes(acc, w[2], x[2]), w[3], x[3]);
+        }
+        let none = self.splat_int(0);
+        let first = self.dot_in_shorts(self.dot_in_shorts(none, w[0], x[0]), w[1], x[1]);
+        unsafe {
+            if largest <= 31 {
+                add_pairs(acc, self.dot_in_shorts(self.dot_in_shorts(first, w[2], x[2]), w[3], x[3]))
+            } else {
+                let last = self.dot_in_shorts(self.dot_in_shorts(none, w[2], x[2]), w[3], x[3]);
+                add_pairs(add_pairs(acc, first), last)
+            }
+        }
+    }
+    #[inline(always)]
+    fn dot_in_shorts(self, acc: __m512i, w: __m512i, x: u32) -> __m512i {
+        unsafe { _mm512_add_epi16(acc, _mm512_maddubs_epi16(w, _mm512_set1_epi32(x as i32))) }
     }
     #[inline(always)]
     fn prepare_signed(self, w: __m512i) -> __m512i {
-        unsafe { _mm512_xor_si512(w, _mm512_set1_epi8(i8::MIN)) }
+        if VNNI { unsafe { _mm512_xor_si512(w, _mm512_set1_epi8(i8::MIN)) } } else { w }
     }
     #[inline(always)]
     fn dot_signed(self, acc: __m512i, w: __m512i, x: u32) -> __m512i {
-        self.dot_bytes(acc, w, x)
+        if VNNI {
+            return self.dot_bytes(acc, w, x);
+        }
+        unsafe {
+            let x = _mm512_set1_epi32(x as i32);
+            let x = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), _mm512_setzero_si512(), x);
+            add_pairs(acc, _mm512_maddubs_epi16(_mm512_abs_epi8(w), x))
+        }
+    }
+    #[inline(always)]
+    fn widen_bytes(self, four: __m512i) -> [__m512i; 2] {
+        // As with AVX2.
+        unsafe {
+            let first = _mm_setr_epi8(-1, 0, -1, 1, -1, 4, -1, 5, -1, 8, -1, 9, -1, 12, -1, 13);
+            let last = _mm_setr_epi8(-1, 2, -1, 3, -1, 6, -1, 7, -1, 10, -1, 11, -1, 14, -1, 15);
+            [
+                _mm512_srai_epi16::<8>(_mm512_shuffle_epi8(four, _mm512_broadcast_i32x4(first))),
+                _mm512_srai_epi16::<8>(_mm512_shuffle_epi8(four, _mm512_broadcast_i32x4(last))),
+            ]
+        }
     }
     #[inline(always)]
     unsafe fn store_ints(self, to: *mut i32, a: __m512i) {
@@ -242,6 +324,16 @@ impl Simd for Avx512 {
     unsafe fn store_bytes(self, to: *mut u8, a: __m512i) {
         unsafe { _mm512_storeu_si512(to.cast(), a) }
     }
+}
+
+/// Adds the two integers of 16 bits of each lane to `acc`.
+///
+/// # Safety
+/// The processor has AVX-512 BW.
+#[inline(always)]
+unsafe fn add_pairs(acc: __m512i, pairs: __m512i) -> __m512i {
+    // SAFETY: the caller's promise.
+    unsafe { _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1))) }
 }
 
 /// Rows become columns.

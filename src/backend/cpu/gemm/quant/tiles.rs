@@ -7,7 +7,7 @@
 //! those of other instruction sets. So a result has the same bits.
 
 use super::super::super::pack::PanelLayout;
-use super::super::super::simd::{LANES, Simd, SimdKernel, run_avx512};
+use super::super::super::simd::{LANES, Simd, SimdKernel, run_avx512_vnni};
 use super::super::super::tile_registers::Tiles;
 use super::super::part::{ProductPart, QuantOperands};
 use super::super::quant_input::{QuantRow, SEGMENT, SEGMENT_BYTES};
@@ -26,7 +26,7 @@ pub(super) unsafe fn run<F: PanelFormat>(kernel: TileKernel<'_, F>) {
     // SAFETY: the caller's promise. AMX is only used with AVX-512.
     unsafe {
         let _tiles = Tiles::of([results, results, results, results, x, x, w, w]);
-        run_avx512(kernel);
+        run_avx512_vnni(kernel);
     }
 }
 
