@@ -22,6 +22,8 @@ if command -v rustup >/dev/null; then
     rustup target list --installed | grep -qx "$target" || rustup target add "$target"
 fi
 
+# A folder of its own, so that this can be built while something else is.
+export CARGO_TARGET_DIR=$PWD/target/aarch64
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64-static -L /usr/aarch64-linux-gnu"
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUSTFLAGS="-D warnings"
