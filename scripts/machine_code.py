@@ -2,7 +2,6 @@
 multiprocessor."""
 
 import re
-import struct
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
@@ -23,10 +22,6 @@ LOCAL_MEMORY = re.compile(r"(LDL|STL)\b")
 COMPARE_AND_SWAP = re.compile(r"(ATOM|ATOMS|ATOMG)\b.*\.CAST?\b")
 
 
-# The type of sections that take no room in the file, such as shared memory.
-NO_CONTENT = 8
-
-
 @dataclass
 class Kernel:
     """The figures of one kernel of a cubin."""
@@ -41,19 +36,6 @@ class Kernel:
     local_accesses: int = 0
     # Compare-and-swaps that a later branch may repeat.
     cas_loops: int = 0
-
-
-def loaded_sections(cubin):
-    """The name, the size and the content of the sections of a cubin (64-bit ELF) that are not notes or for debuggers,
-    which name folders and lines of source."""
-    table_at, count, names_index = struct.unpack_from("<40xQ12xHH", cubin)[0], *struct.unpack_from("<60xHH", cubin)
-    # Name, type, offset and size of each section.
-    headers = [struct.unpack_from("<II16xQQ", cubin, table_at + 64 * index) for index in range(count)]
-    names_at = headers[names_index][2]
-    for name_at, kind, at, size in headers:
-        name = cubin[names_at + name_at : cubin.index(b"\0", names_at + name_at)]
-        if not re.search(rb"debug|\.note|strtab", name):
-            yield name, size, b"" if kind == NO_CONTENT else cubin[at : at + size]
 
 
 def count_cas_loops(instructions, labels):

@@ -13,7 +13,7 @@ use pagetide_backend::cuda::sampling::SCRATCH_BYTES;
 use pagetide_backend::cuda::{CudaOptions, FewRowsUse, WeightTiles, module_sources};
 use pagetide_backend::{CodeType, DType, KvDType, KvLayout};
 use serde_json::json;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 const HEAD_DIMS: [usize; 5] = [64, 80, 96, 128, 256];
@@ -170,23 +170,30 @@ fn has_nvrtc() -> bool {
     }
 }
 
-/// Writes the list of specialisations, with their machine code, for `scripts/compile-kernels.py`.
-fn write_list(list: &[(usize, Specialisation, Vec<u8>)]) {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let cubins = folder.join("cubins");
-    let _ = std::fs::remove_dir_all(&cubins);
-    std::fs::create_dir(&cubins).unwrap();
-    let entry = |(place, specialisation, cubin): &(usize, Specialisation, Vec<u8>)| {
+/// Where the machine code of a specialisation is kept. The name is a hash of all that it depends on.
+fn cubin_path(specialisation: &Specialisation) -> PathBuf {
+    let Specialisation { source, arch, .. } = specialisation;
+    let name = compiler::cache_file_name(source, arch, compiler::nvrtc_version().unwrap()).unwrap();
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join("cubins").join(name)
+}
+
+/// `scripts/compile-kernels.py` reads the list.
+#[test]
+fn the_specialisations_are_listed() {
+    if !has_nvrtc() {
+        return;
+    }
+    let entry = |specialisation: Specialisation| {
+        let cubin = cubin_path(&specialisation);
         let Specialisation { arch, source, shared_bytes } = specialisation;
         let defines: Vec<String> = source.defines.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let shared_bytes: serde_json::Map<_, _> =
             shared_bytes.iter().map(|(kernel, bytes)| (kernel.to_string(), (*bytes).into())).collect();
-        let path = cubins.join(format!("{place}.cubin"));
-        std::fs::write(&path, cubin).unwrap();
-        json!({"arch": arch, "file": source.file, "defines": defines, "shared_bytes": shared_bytes, "cubin": path})
+        json!({"arch": arch, "file": source.file, "defines": defines, "shared_bytes": shared_bytes, "cubin": cubin})
     };
-    let entries: Vec<_> = list.iter().map(entry).collect();
-    std::fs::write(folder.join("specialisations.json"), serde_json::to_string_pretty(&entries).unwrap()).unwrap();
+    let entries: Vec<_> = specialisations().into_iter().map(entry).collect();
+    let list = Path::new(env!("CARGO_TARGET_TMPDIR")).join("specialisations.json");
+    std::fs::write(list, serde_json::to_string_pretty(&entries).unwrap()).unwrap();
 }
 
 #[test]
@@ -215,28 +222,30 @@ fn every_specialisation_compiles_without_a_warning() {
     if !has_nvrtc() {
         return;
     }
-    let left = Mutex::new(specialisations().into_iter().enumerate());
+    let cubins = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cubins");
+    let _ = std::fs::remove_dir_all(&cubins);
+    std::fs::create_dir(&cubins).unwrap();
+    let left = Mutex::new(specialisations().into_iter());
     let work = || {
-        let mut done = Vec::new();
+        let mut done = 0;
         loop {
             let next = left.lock().expect("nothing panics while it holds this").next();
-            let Some((place, specialisation)) = next else { break done };
+            let Some(specialisation) = next else { break done };
             let Specialisation { arch, source, .. } = &specialisation;
             let cubin = compiler::compile(source, arch).unwrap_or_else(|error| panic!("{source:?}: {error}"));
             assert!(cubin.bytes.starts_with(b"\x7fELF"), "{source:?}: machine code");
             // ptxas also says here if it makes products of warp groups wait for each other.
             assert_eq!(cubin.log, "", "{source:?}");
-            done.push((place, specialisation, cubin.bytes));
+            std::fs::write(cubin_path(&specialisation), cubin.bytes).unwrap();
+            done += 1;
         }
     };
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut list: Vec<_> = std::thread::scope(|scope| {
+    let compiled: usize = std::thread::scope(|scope| {
         let working: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        working.into_iter().flat_map(|thread| thread.join().expect("all compile")).collect()
+        working.into_iter().map(|thread| thread.join().expect("all compile")).sum()
     });
-    list.sort_by_key(|(place, ..)| *place);
-    write_list(&list);
-    println!("{} modules compiled", list.len());
+    println!("{compiled} modules compiled");
 }
 
 #[test]

@@ -246,7 +246,7 @@ impl KernelCache {
         let version = nvrtc_version()?;
         let mut paths = Vec::with_capacity(sources.len());
         for source in sources {
-            let name = file_name(source, arch, version)?;
+            let name = cache_file_name(source, arch, version)?;
             paths.push(self.folder.as_ref().map(|folder| folder.join(name)));
         }
         let mut kept: Vec<Option<Vec<u8>>> = paths.iter().map(|path| read(path.as_deref()?)).collect();
@@ -308,8 +308,9 @@ fn read(path: &Path) -> Option<Vec<u8>> {
     (blake3::hash(bytes).as_bytes() == hash).then(|| bytes.to_vec())
 }
 
-/// The name of a cache file: a hash of everything that the machine code depends on.
-fn file_name(source: &ModuleSource, arch: &str, nvrtc: (i32, i32)) -> DeviceResult<String> {
+/// The name of a file for the machine code of a module: a hash of everything that it depends on, with `nvrtc` the
+/// version of the compiler. Fails if there is no such module.
+pub fn cache_file_name(source: &ModuleSource, arch: &str, nvrtc: (i32, i32)) -> DeviceResult<String> {
     let mut hasher = blake3::Hasher::new();
     let mut add = |text: &str| {
         hasher.update(&(text.len() as u64).to_le_bytes());
@@ -391,13 +392,13 @@ mod tests {
 
     #[test]
     fn a_cache_file_is_named_by_all_that_it_depends_on() {
-        let name = |head_dim, arch, nvrtc| file_name(&heads(head_dim), arch, nvrtc).unwrap();
+        let name = |head_dim, arch, nvrtc| cache_file_name(&heads(head_dim), arch, nvrtc).unwrap();
         let first = name(64, "sm_80", (13, 0));
         assert_eq!(first, name(64, "sm_80", (13, 0)));
         assert!(first.starts_with("heads-sm_80-") && first.ends_with(".cubin"), "{first}");
         let others = [name(65, "sm_80", (13, 0)), name(64, "sm_90a", (13, 0)), name(64, "sm_80", (12, 8))];
         assert!(others.iter().all(|other| *other != first), "{first} {others:?}");
-        assert!(file_name(&ModuleSource { file: "none.cu", defines: Vec::new() }, "sm_80", (13, 0)).is_err());
+        assert!(cache_file_name(&ModuleSource { file: "none.cu", defines: Vec::new() }, "sm_80", (13, 0)).is_err());
     }
 
     #[test]
