@@ -55,12 +55,15 @@ impl<F: WeightsFormat> SimdKernel for WidenedProduct<'_, F> {
 }
 
 impl<F: WeightsFormat> WidenedProduct<'_, F> {
-    /// Steps of a block.
+    /// Steps of a block. Like [`Self::row_stride`], this is read in the innermost loop, where a call would save and
+    /// restore all vector registers.
+    #[inline(always)]
     const fn steps<S: Simd>() -> usize {
         BLOCK_NUMBERS / S::WIDENED_PANELS / F::NUMBERS
     }
 
     /// From a row of a block to the next one.
+    #[inline(always)]
     const fn row_stride<S: Simd>() -> usize {
         F::NUMBERS * Self::steps::<S>() + ROW_GAP
     }
