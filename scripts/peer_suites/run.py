@@ -18,7 +18,9 @@ from peer_suites.sources import CACHE, PACKAGES, ROOT, source  # noqa: E402
 
 PAGE = ROOT / "docs" / "compatibility.md"
 HERE = pathlib.Path(__file__).resolve().parent
+# Only ends a test that hangs. In a quick run all tests pass, so none has to be given up soon, on a slow machine either.
 TEST_TIMEOUT_S = 60
+QUICK_TEST_TIMEOUT_S = 600
 # It takes longer than all other tests of vLLM. It runs schemathesis over the API description, as
 # tests/client/test_schema.py does. So a quick run leaves it out.
 SLOW = {"entrypoints/openai/test_openai_schema.py::test_openapi_stateless"}
@@ -66,11 +68,11 @@ def suite_of(peer: str) -> Suite:
     return Suite(peer, kits.parent, tuple(sorted(kits.glob("*.py"))), ("Mixin", "Kit"))
 
 
-def pytest_run(suite: Suite, tests: list[str], binary: str, results: pathlib.Path):
+def pytest_run(suite: Suite, tests: list[str], options, results: pathlib.Path):
     """Runs the tests. `tests` are ids of functions or files."""
     environment = {
         **os.environ,
-        "PAGETIDE_BIN": binary,
+        "PAGETIDE_BIN": options.binary,
         "PEER_SUITES_RESULTS": str(results),
         "PYTHONPATH": str(HERE.parent),
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -81,7 +83,8 @@ def pytest_run(suite: Suite, tests: list[str], binary: str, results: pathlib.Pat
     for name in foreign:
         del environment[name]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "peer_suites.recorder"]
-    command += ["--timeout", str(TEST_TIMEOUT_S), "--tb", "native", "-W", "ignore"]
+    timeout_s = QUICK_TEST_TIMEOUT_S if options.quick else TEST_TIMEOUT_S
+    command += ["--timeout", str(timeout_s), "--tb", "native", "-W", "ignore"]
     if suite.name == "vllm":
         folder = suite.root.parent
         environment["PEER_SUITES_SOURCE"] = str(folder)
@@ -276,7 +279,7 @@ def run_suite(peer: str, options) -> Report:
         results.touch()
         start = time.monotonic()
         tests = wanted if peer == "sglang" else shortened(wanted, suite.functions())
-        pytest_run(suite, tests, options.binary, results)
+        pytest_run(suite, tests, options, results)
         seconds = time.monotonic() - start
     else:
         seconds = 0.0
@@ -289,7 +292,7 @@ def run_suite(peer: str, options) -> Report:
     again = results.with_suffix(".again.jsonl")
     again.unlink(missing_ok=True)
     again.touch()
-    pytest_run(suite, failed, options.binary, again)
+    pytest_run(suite, failed, options, again)
     listed = lists.read(peer)
     passed = {test: outcome for test, outcome in outcomes(suite, again, listed).items() if outcome.outcome == "passed"}
     return Report(suite, time.monotonic() - start, functions, found | passed, listed, options.quick)
