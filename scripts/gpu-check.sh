@@ -91,8 +91,9 @@ write_table() {
 
 # One file of everything. It is replaced when it is whole.
 write_archive() {
-    tar -C "$out" --exclude results.tar.gz --exclude results.new -czf "$out/results.new" . &&
-        mv "$out/results.new" "$out/results.tar.gz"
+    # tar fails if the folder changes while it reads it.
+    tar -C "$out" --exclude results.tar.gz -czf "$work/results.tar.gz" . &&
+        cp "$work/results.tar.gz" "$out/results.new" && mv "$out/results.new" "$out/results.tar.gz"
 }
 
 failed=0
@@ -194,7 +195,8 @@ first_call() {
         check "measurements" 300 tests bench::
     fi
     check "an illegal access" 60 tests transfers::an_illegal_access
-    check "kernels against the CPU" $([ $device = cuda ] && echo 100 || echo 600) tests attention:: rows:: sampling::
+    # `cargo test` has all of them on the emulation.
+    check "kernels against the CPU" 100 tests $([ $device = cuda ] && echo attention::) rows:: sampling::
     # The other tests of resume need the emulation.
     check "exact resume" 60 tests $([ $device = cuda ] && echo resume::same_tokens || echo resume::graphs)
     check "goldens" 60 tests goldens:: experts:: fp8
