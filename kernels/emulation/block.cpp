@@ -532,8 +532,10 @@ int run(const Launch& launch, int max_threads, size_t params_bytes, void (*kerne
     const Order order = static_cast<Order>(launch.order);
     runner->grid_dim = dim3(launch.grid[0], launch.grid[1], launch.grid[2]);
     runner->block_dim = dim3(launch.threads);
-    std::vector<uint64_t> blocks(num_blocks);
-    std::iota(blocks.begin(), blocks.end(), 0);
+    const auto [x, y, z] = launch.only_block;
+    const bool runs_one = x < launch.grid[0] && y < launch.grid[1] && z < launch.grid[2];
+    std::vector<uint64_t> blocks(runs_one ? 1 : num_blocks);
+    std::iota(blocks.begin(), blocks.end(), runs_one ? (uint64_t(z) * launch.grid[1] + y) * launch.grid[0] + x : 0);
     if (order == Order::LastReady) {
         std::reverse(blocks.begin(), blocks.end());
     } else if (order == Order::Random) {

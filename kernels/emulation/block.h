@@ -46,6 +46,7 @@ enum class Order { FirstReady, LastReady, Random };
 // A launch, as the tests' host code fills it.
 struct Launch {
     uint32_t grid[3];
+    uint32_t only_block[3];  // no other block runs, unless it is outside the grid
     uint32_t threads;
     uint32_t shared_bytes;
     uint32_t order;

@@ -31,6 +31,7 @@ use std::ptr::NonNull;
 #[repr(C)]
 struct Launch {
     grid: [u32; 3],
+    only_block: [u32; 3],
     threads: u32,
     shared_bytes: u32,
     order: u32,
@@ -107,6 +108,7 @@ impl EmulatedDevice {
             seed,
             sanitize: options.sanitizes,
             check_results: !options.takes_unwritten,
+            only_block: options.only_block,
             ..GpuOptions::default()
         };
         let interpreter = options.ptx.map(|architecture| RefCell::new(Interpreter::new(architecture, of_gpu)));
@@ -301,6 +303,7 @@ impl EmulatedDevice {
         unsafe { std::ptr::copy_nonoverlapping(params.as_ptr(), aligned.as_mut_ptr().cast(), params.len()) };
         let launch = Launch {
             grid: grid.blocks,
+            only_block: self.options.only_block.unwrap_or([u32::MAX; 3]),
             threads: grid.threads,
             shared_bytes: grid.shared_bytes,
             order: self.options.thread_order,

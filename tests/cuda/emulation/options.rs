@@ -34,6 +34,8 @@ pub struct EmulatedOptions {
     pub thread_order: u32,
     /// A kernel that is not run, because it would write all of a sparse allocation.
     pub leaves_out: Option<&'static str>,
+    /// The one thread block of each grid that runs, for grids whose other blocks would read all of a sparse allocation.
+    pub only_block: Option<[u32; 3]>,
     /// Kernels run as PTX for this architecture instead of as C++.
     pub ptx: Option<Architecture>,
     /// With PTX: each kernel is compared with that of this folder, and the device fails where they part.
@@ -60,6 +62,7 @@ impl Default for EmulatedOptions {
             ignores_waits: false,
             thread_order: 0,
             leaves_out: None,
+            only_block: None,
             ptx: ptx::asked_for(),
             against: None,
             counts: false,

@@ -23,6 +23,8 @@ pub struct GpuOptions {
     pub sanitize: bool,
     /// Thread blocks that run at a time.
     pub resident_blocks: usize,
+    /// The one thread block of each grid whose cluster runs, instead of all.
+    pub only_block: Option<[u32; 3]>,
     /// Warp instructions after which a launch counts as stuck.
     pub max_instructions: u64,
     /// Reports results in global memory that depend on global memory which nothing wrote. A program may compute rows
@@ -38,6 +40,7 @@ impl Default for GpuOptions {
             seed: 1,
             sanitize: true,
             resident_blocks: 3,
+            only_block: None,
             max_instructions: 1 << 32,
             check_results: true,
             approximation_error: 0.0,
@@ -260,16 +263,18 @@ impl LaunchRun<'_> {
         }
     }
 
-    /// All block ids, cluster by cluster.
+    /// The ids of the blocks that run, cluster by cluster.
     fn clusters(&self) -> impl Iterator<Item = Vec<[u32; 3]>> + use<> {
-        let GridLaunch { grid, cluster, .. } = self.launch;
+        let (GridLaunch { grid, cluster, .. }, only) = (self.launch, self.options.only_block);
         let count = [0, 1, 2].map(|axis| grid[axis] / cluster[axis]);
         let ids = |extent: [u32; 3]| {
             (0..extent[2]).flat_map(move |z| (0..extent[1]).flat_map(move |y| (0..extent[0]).map(move |x| [x, y, z])))
         };
-        ids(count).map(move |at| {
-            ids(cluster).map(|within| [0, 1, 2].map(|axis| at[axis] * cluster[axis] + within[axis])).collect()
-        })
+        let of_cluster =
+            move |at: [u32; 3]| ids(cluster).map(move |id| [0, 1, 2].map(|axis| at[axis] * cluster[axis] + id[axis]));
+        ids(count)
+            .map(move |at| of_cluster(at).collect())
+            .filter(move |blocks: &Vec<[u32; 3]>| only.is_none_or(|only| blocks.contains(&only)))
     }
 
     fn all_blocks(&mut self) {
