@@ -11,8 +11,8 @@ from bombs import MESSAGES, Bomb
 from conftest import ROOT, program  # noqa: F401  (its imports make scripts/ known)
 from probes import MemoryWatch, Server, send, wait
 
-# The longest time to wait for the answer to a bomb.
-ANSWER_LIMIT_S = 60
+# How long to wait for the answer to a bomb. Slow machines take more than a minute for some. So this only ends what hangs.
+ANSWER_LIMIT_S = 300
 PROMPT = {"prompt": [10, 11, 12], "temperature": 0, "ignore_eos": True}
 SHORT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "temperature": 0}
 
