@@ -196,7 +196,8 @@ first_call() {
     fi
     check "an illegal access" 60 tests transfers::an_illegal_access
     # `cargo test` has all of them on the emulation.
-    check "kernels against the CPU" 100 tests $([ $device = cuda ] && echo attention::) rows:: sampling::
+    check "kernels against the CPU" $([ $device = cuda ] && echo "100 tests attention::" || echo "600 tests") \
+        rows:: sampling::
     # The other tests of resume need the emulation.
     check "exact resume" 60 tests $([ $device = cuda ] && echo resume::same_tokens || echo resume::graphs)
     check "goldens" 60 tests goldens:: experts:: fp8
