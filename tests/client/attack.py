@@ -11,7 +11,7 @@ from bombs import MESSAGES, Bomb
 from conftest import ROOT, program  # noqa: F401  (its imports make scripts/ known)
 from probes import MemoryWatch, Server, send, wait
 
-# How long to wait for the answer to a bomb. Slow machines take more than a minute for some. So this only ends what hangs.
+# How long to wait for the answer to a bomb. It only ends what hangs: slow machines take more than a minute for some.
 ANSWER_LIMIT_S = 300
 PROMPT = {"prompt": [10, 11, 12], "temperature": 0, "ignore_eos": True}
 SHORT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "temperature": 0}

@@ -158,13 +158,14 @@ struct LastColumns {
     tiles: usize,
     k: usize,
     in_y: bool,
-    /// The bytes of all tiles of a block, and the parameters for the matrix and its number of columns.
+    /// The bytes of all tiles of a block.
     weights: fn(&Self) -> Vec<u8>,
+    /// The kernel's parameters: from the addresses of x, the matrix and the result, and the number of columns.
     params: fn(&Self, DevicePtr, DevicePtr, DevicePtr, u32) -> Params,
 }
 
 impl LastColumns {
-    /// With so many blocks before the last.
+    /// With so many blocks before the last. Without a GPU, only the last one runs.
     fn compute(&self, options: &EmulatedOptions, before: usize) -> Vec<f32> {
         let (weights, columns) = ((self.weights)(self), (before + 1) * self.tiles * TILE_N);
         let last = |at: u32, of: u32| if self.in_y { [of, at, of] } else { [at, of, of] };
