@@ -3,6 +3,7 @@
 use super::{InstructionDecoder, Meaning};
 use crate::error::{PtxError, PtxResult};
 use crate::program::{Instruction, KernelProgram, SHARED_GUARD_BYTES, SharedVariable};
+use crate::registers;
 use crate::syntax::{PtxFunction, PtxOperand, RawInstruction, Space, SyntaxTree, Variable};
 use crate::table;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -70,10 +71,11 @@ pub fn decode(tree: &SyntaxTree, function: &PtxFunction, variables: &HashMap<Str
         text_line: function.instructions.last().map_or(0, |last| last.text_line),
     };
     code.push(instruction(&end, &symbols, &labels, &branch_targets)?);
+    let num_registers = registers::allocate(&mut code, function.num_registers);
     Ok(KernelProgram {
         name: function.name.clone(),
         code,
-        num_registers: function.num_registers,
+        num_registers,
         num_predicates: function.num_predicates,
         param_bytes,
         params,

@@ -56,10 +56,12 @@ impl UndefinedLanes {
 }
 
 impl Exec<'_, '_> {
-    /// Notes that the instruction reads a register with undefined lanes.
+    /// Notes that the instruction reads a register with undefined lanes. Those of lanes that do not take part may be
+    /// left from another variable, which had the register before.
     pub(super) fn note_undefined(&self, register: u32) {
         if let Some(undefined) = self.warp.undefined.get(&register) {
-            self.undefined.set(self.undefined.get().join(*undefined));
+            let undefined = undefined.with_lanes(undefined.lanes & self.mask);
+            self.undefined.set(self.undefined.get().join(undefined));
         }
     }
 
