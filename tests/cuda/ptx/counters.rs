@@ -11,7 +11,7 @@ use crate::experts::mix_one;
 use crate::few_rows;
 use crate::fp8_products;
 use crate::quantized::multiply;
-use crate::support::{options, root};
+use crate::support::{options, parallel, root};
 use pagetide::backend::cuda::device::{Device, ModuleSource};
 use pagetide::backend::cuda::{CudaOptions, FewRowsUse, WeightTiles, module_sources, quantized};
 use pagetide::backend::quant::QuantFormat;
@@ -57,7 +57,7 @@ fn assembled(source: &ModuleSource, architecture: Architecture) -> BTreeMap<Stri
     };
     let name = architecture.name().replace("compute", "sm");
     run("ptxas", &["--gpu-name".as_ref(), name.as_ref(), ptx.as_os_str(), "-o".as_ref(), cubin.as_os_str()]);
-    let text = run("nvdisasm", &["-c".as_ref(), cubin.as_os_str()]);
+    let text = run("nvdisasm", &["--no-dataflow".as_ref(), "-c".as_ref(), cubin.as_os_str()]);
     let (mut counts, mut kernel) = (BTreeMap::<String, OperationCounts>::new(), String::new());
     for line in text.lines() {
         if let Some(section) = line.trim_start().strip_prefix(".section\t.text.") {
@@ -93,21 +93,28 @@ fn machine_code_has_the_same_operations() {
     if !has_nvcc() {
         return;
     }
+    let mut compared: Vec<(Architecture, ModuleSource)> = Vec::new();
     for architecture in Architecture::ALL {
+        let mut add = |source| {
+            let module = (architecture, source);
+            if !compared.contains(&module) {
+                compared.push(module);
+            }
+        };
         let info = architecture.device_info();
         for head_dim in [64, 128] {
             let kv = KvLayout { num_layers: 2, num_kv_heads: 2, head_dim, block_size: 16, dtype: DType::BF16.into() };
             let options = options(DType::BF16, 8, kv);
             let few_rows = FewRowsUse::Always;
             let options = CudaOptions { experts: true, fp8_activations: true, few_rows, ..options };
-            for source in module_sources(&options, &info) {
-                compare_operations(&source, architecture);
-            }
+            module_sources(&options, &info).into_iter().for_each(&mut add);
         }
-        for tiles in WeightTiles::ALL {
-            compare_operations(&quantized::source(tiles, DType::BF16), architecture);
-        }
+        WeightTiles::ALL.iter().for_each(|tiles| add(quantized::source(*tiles, DType::BF16)));
     }
+    parallel(0..compared.len() as u64, |i| {
+        let (architecture, source) = &compared[i as usize];
+        compare_operations(source, *architecture);
+    });
 }
 
 /// The counters of each launch.
