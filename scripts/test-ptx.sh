@@ -4,13 +4,16 @@
 # NVRTC makes is kept in target/tmp for the next run. For sm_90a the tests of single kernels run, and one of whole
 # models: the others of models, of exact resume, of starts and of measurements are about the host's code, which the
 # emulation has run, and scripts/serve-on-ptx.sh serves on executed PTX. One test is left out that adds up 131,072 keys.
-# For sm_80 the tests of attention run, whose tiles and kernels are other ones there. With --all everything runs.
+# For sm_80 those tests of attention run that compare its kernels with the CPU in all their forms, because its tiles and
+# kernels are other ones there. How launches mix sequences and share prefixes is the same for both. With --all
+# everything runs.
 #
 #     scripts/test-ptx.sh [--all] [FOLDER OF THE ENVIRONMENT THAT compile-kernels.sh MAKES] [ARGUMENTS OF THE TESTS]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-on_sm_80=(attention:: kv_codes::)
+on_sm_80=(attention::every_head attention::both_kernels attention::random_cases attention::chunks
+    attention::batch_invariant kv_codes::)
 slow=(--skip sums_do_not_drift_over_many_tiles --skip every_family_in_float32 --skip resume:: --skip loader::
     --skip bench::)
 if [ "${1:-}" = --all ]; then
