@@ -35,7 +35,8 @@
 //! - `lexer`, `parser`, `syntax`, `source`: text to a syntax tree with source lines.
 //! - `inline`: calls of functions.
 //! - `table`: the instructions that are known; `decoder`: the meaning of each.
-//! - `program`: a decoded kernel; `registers`: the registers that its variables share; `module`: what a program of the host loads.
+//! - `program`: a decoded kernel; `registers`: the registers that its variables share.
+//! - `module`: what a program of the host loads.
 //! - `machine`: warps, blocks and launches; `memory`: device memory.
 //! - `float`, `mufu`: arithmetic with the bits of the hardware.
 //! - `divergence`: where two kernels that should compute the same part.
