@@ -301,9 +301,10 @@ impl Op {
 mod tests {
     use super::allocate;
     use crate::lanes::lanes;
-    use crate::program::{Instruction, Op, ValueSource};
+    use crate::program::{Instruction, MmaShape, Op, PredicateSourceOrConstant, ValueSource};
     use crate::syntax::{Predicate, Register};
     use crate::table;
+    use crate::types::ScalarType;
     use std::collections::HashMap;
 
     fn instruction(op: Op, is_guarded: bool) -> Instruction {
@@ -335,6 +336,29 @@ mod tests {
     fn results_that_are_needed_once_share_registers() {
         let mut code: Vec<_> = (1..1000).map(|i| instruction(add(i, i - 1, i - 1), false)).collect();
         assert_eq!(allocate(&mut code, 1000), 2);
+    }
+
+    /// `wgmma` writes its results until a later instruction waits, even if none reads them.
+    #[test]
+    fn results_in_flight_are_not_shared() {
+        let (half, float) = (ScalarType::F16, ScalarType::F32);
+        let shape = MmaShape { m: 64, n: 8, k: 16, a: half, b: half, c: float, d: float, saturate: false };
+        let product = Op::Wgmma {
+            shape,
+            to: (0..4).map(Register).collect(),
+            a: [ValueSource::Constant(0)].into(),
+            b: ValueSource::Constant(0),
+            accumulates: PredicateSourceOrConstant::Constant(false),
+            negate: [false; 2],
+            transposed: [false; 2],
+        };
+        let mut code = vec![instruction(product, false)];
+        code.extend((5..100).map(|i| instruction(add(i, i - 1, i - 1), false)));
+        code.push(instruction(Op::WgmmaWait { pending: 0 }, false));
+        assert_eq!(allocate(&mut code, 100), 4 + 2);
+        let Op::Wgmma { to, .. } = &code[0].op else { unreachable!("it is the first instruction") };
+        let is_shared = |instruction| registers_of(instruction).1.is_some_and(|number| to.contains(&Register(number)));
+        assert!(!code.iter().any(is_shared));
     }
 
     /// Random instructions and branches. Along random flows, each read of a register finds what was last written to the
