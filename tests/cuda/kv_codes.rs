@@ -45,13 +45,17 @@ impl Case {
         }
     }
 
-    /// Vectors of very different sizes; a zero vector, and vectors that are not finite.
+    /// Vectors of very different sizes, with elements that are much smaller than others; a zero vector, and vectors that
+    /// are not finite.
     fn qkv(&self) -> Vec<f32> {
         let (random, head_dim) = (&mut Random(self.seed), self.layout.head_dim);
         let mut numbers = random.floats(self.rows() * self.shape().qkv_cols(), self.dtype);
         for (i, vector) in numbers.chunks_exact_mut(head_dim).enumerate() {
             let size = 2_f32.powi(random.range(0, 24) as i32 - 12);
-            let sized: Vec<f32> = vector.iter().map(|x| x * size).collect();
+            // Quotients of FP8 are subnormal below 2^-15 of the largest element.
+            let small = 2_f32.powi(-(random.below(20) as i32));
+            let sized = vector.iter().enumerate().map(|(i, x)| x * if i % 3 == 2 { size * small } else { size });
+            let sized: Vec<f32> = sized.collect();
             vector.copy_from_slice(&round(&sized, self.dtype));
             match i % 29 {
                 3 => vector.fill(0.0),

@@ -11,6 +11,7 @@ use crate::emulation::compile::kernels;
 use crate::emulation::ptx::{Architecture, nvcc};
 use crate::emulation::{EmulatedDevice, EmulatedOptions};
 use crate::experts::check_on_warp_groups;
+use crate::quantized::check_many_rows;
 use crate::support::{failure_of_broken, parallel};
 use pagetide::backend::cuda::device::Device;
 use std::rc::Rc;
@@ -263,6 +264,29 @@ fn broken_expert_products_are_found_with_their_line() {
         (file, "    wgmma_wait<0>();\n    hold_registers(sums[0]);", "", ["missing wait", "experts_hopper.cu:"]),
     ];
     check_breakages(&breakages, Architecture::Sm90a, |device| check_on_warp_groups(device));
+}
+
+/// The product of quantised weights with many rows.
+#[test]
+fn broken_products_are_found_with_their_line() {
+    if !has_nvcc() {
+        return;
+    }
+    let file = "include/quantized.cuh";
+    let breakages: [Breakage; 3] = [
+        // The last tiles of a thread block are beyond the weights.
+        (
+            file,
+            "const bool is_valid = n_tile < num_n_tiles;",
+            "const bool is_valid = num_n_tiles > 0;",
+            ["out of bounds", "include/ptx.cuh:"],
+        ),
+        // Warps read what other warps have copied.
+        (file, "        __syncthreads();  // the tile is there", "        // the tile is there", ["race", "include/"]),
+        // A tile may not be there yet.
+        (file, "copy_async_wait<TILED_STAGES - 2>();", "", ["missing wait", "include/"]),
+    ];
+    check_breakages(&breakages, Architecture::Sm80, |device| check_many_rows(device));
 }
 
 /// With heads of 64, every warp writes a part of a chunk's result.

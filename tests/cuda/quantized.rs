@@ -332,12 +332,9 @@ fn fp8_that_is_no_number_is_refused() {
     }
 }
 
-#[test]
-fn broken_kernels_are_noticed() {
-    if !on_emulation() {
-        return;
-    }
-    let case = |format: WeightFormat, rows| Case {
+/// 40 columns, which are no whole number of the tiles of a thread block.
+fn of_40_columns(format: WeightFormat, rows: usize) -> Case {
+    Case {
         dtype: DType::BF16,
         rows,
         parts: vec![(format, 40)],
@@ -345,7 +342,20 @@ fn broken_kernels_are_noticed() {
         bias: true,
         batch_invariant: false,
         seed: 9,
-    };
+    }
+}
+
+/// Checks a product of many rows.
+pub fn check_many_rows(device: &dyn Fn(u32) -> Rc<dyn Device>) {
+    check_on(&of_40_columns(QuantFormat::Q4_0.into(), 70), device);
+}
+
+#[test]
+fn broken_kernels_are_noticed() {
+    if !on_emulation() {
+        return;
+    }
+    let case = of_40_columns;
     let [four, six, eight] = [QuantFormat::Q4_0, QuantFormat::Q6_K, QuantFormat::Q8_0].map(WeightFormat::from);
     let fp8 = WeightFormat::Fp8;
     let header = "include/quantized.cuh";
@@ -359,7 +369,6 @@ fn broken_kernels_are_noticed() {
         (case(fp8, 3), header, "i % 4 == 0 ? 0x1404u : 0x3424u", "0x1404u"),
         (case(eight, 3), header, "lane % 4 * LANE_K / SCALE_GROUP", "0"),
         (case(four, 70), header, "is_inside ? from : 0", "0"),
-        (case(four, 70), header, "const bool is_valid = n_tile < num_n_tiles;", "const bool is_valid = true;"),
         (case(four, 70), header, "__syncthreads();  // the tile is there", "// the tile is there"),
         (case(four, 70), header, "copy_async_wait<TILED_STAGES - 2>();", ""),
         (case(four, 3), "quantized.cu", "__syncthreads();  // the warps' sums", "// the warps' sums"),
