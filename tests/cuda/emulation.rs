@@ -14,18 +14,21 @@ pub mod ptx;
 use self::matmul::{multiply, multiply_fp8};
 pub use self::options::{Eagerness, EmulatedOptions};
 use self::ptx::{Architecture, Interpreter, PtxCompiler};
-use libloading::{Library, Symbol};
+use libloading::Library;
 use pagetide::backend::cuda::device::{
     Copy, Device, DeviceError, DeviceEvent, DeviceInfo, DevicePtr, DeviceResult, FP8_SCALE_BLOCK, Fp8Matmul,
     Fp8Operands, Fp8Scaling, GraphId, Grid, KernelId, Matmul, ModuleId, ModuleSource, PinnedMemory, Stream,
 };
-use ptx_interpreter::GpuOptions;
 use ptx_interpreter::counters::Counters;
-use std::cell::{Cell, RefCell};
+use ptx_interpreter::{GpuOptions, Module};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::ffi::{c_char, c_void};
-use std::path::Path;
+use std::fs;
+use std::path::PathBuf;
 use std::ptr::NonNull;
+use std::rc::Rc;
+use std::sync::Arc;
 
 /// `struct Launch` of `kernels/emulation/block.h`.
 #[repr(C)]
@@ -40,12 +43,23 @@ struct Launch {
 
 type Emulate = unsafe extern "C" fn(*const Launch, *const c_void, usize, *mut c_char, usize) -> i32;
 
-/// A kernel's code.
-#[derive(Clone, Copy)]
-enum KernelCode {
-    Native(Emulate),
-    /// An entry of a module of the interpreter.
-    Ptx(usize),
+/// A module. It is compiled when one of its kernels is first launched, because most tests launch kernels of few of the
+/// modules that a backend loads.
+struct EmulatedModule {
+    source: ModuleSource,
+    code: OnceCell<ModuleCode>,
+}
+
+enum ModuleCode {
+    Native(Library),
+    /// For the interpreter, perhaps with a module that it is compared with.
+    Ptx(Arc<Module>, Option<Arc<Module>>),
+}
+
+impl EmulatedModule {
+    fn new(source: ModuleSource) -> Self {
+        Self { source, code: OnceCell::new() }
+    }
 }
 
 /// An operation on a stream.
@@ -76,8 +90,8 @@ pub struct EmulatedDevice {
     /// Addresses and sizes.
     allocated: RefCell<HashMap<u64, usize>>,
     pinned: RefCell<HashMap<u64, usize>>,
-    libraries: RefCell<Vec<Library>>,
-    kernels: RefCell<Vec<(String, KernelCode)>>,
+    modules: RefCell<Vec<Rc<EmulatedModule>>>,
+    kernels: RefCell<Vec<(String, Rc<EmulatedModule>)>>,
     /// Runs the kernels, and owns the memory of the device, if they are PTX.
     interpreter: Option<RefCell<Interpreter>>,
     graphs: RefCell<Vec<Vec<Operation>>>,
@@ -122,7 +136,7 @@ impl EmulatedDevice {
             streams: RefCell::new(Stream::ALL.into_iter().map(|stream| (stream, StreamState::default())).collect()),
             allocated: RefCell::default(),
             pinned: RefCell::default(),
-            libraries: RefCell::default(),
+            modules: RefCell::default(),
             kernels: RefCell::default(),
             interpreter,
             graphs: RefCell::default(),
@@ -163,11 +177,20 @@ impl EmulatedDevice {
         counted.set(counted.get() + copies as u64);
     }
 
-    fn open(&self, path: &Path) -> DeviceResult<ModuleId> {
-        // SAFETY: a library of ours, without initialisers that do anything.
-        let library = unsafe { Library::new(path) }.map_err(|error| DeviceError::Other(error.to_string()))?;
-        self.libraries.borrow_mut().push(library);
-        Ok(ModuleId(self.libraries.borrow().len() - 1))
+    fn compile(&self, source: &ModuleSource) -> DeviceResult<ModuleCode> {
+        let root = &self.options.kernels;
+        let Some(interpreter) = &self.interpreter else {
+            let path = compile::library(root, source)?;
+            // SAFETY: a library of ours, without initialisers that do anything.
+            let library = unsafe { Library::new(path) }.map_err(|error| DeviceError::Other(error.to_string()))?;
+            return Ok(ModuleCode::Native(library));
+        };
+        let architecture = interpreter.borrow().architecture;
+        let other = self.options.against.as_ref();
+        // A divergence is looked for in each instruction, and reported with its line.
+        let compiler = if other.is_some() { PtxCompiler::Nvcc } else { PtxCompiler::Nvrtc };
+        let module = |root: &PathBuf| ptx::module(root, source, architecture, compiler);
+        Ok(ModuleCode::Ptx(module(root)?, other.map(module).transpose()?))
     }
 
     fn chance(&self, percent: u32) -> bool {
@@ -282,21 +305,31 @@ impl EmulatedDevice {
     }
 
     fn launch_now(&self, kernel: KernelId, grid: Grid, params: &[u8]) -> DeviceResult<()> {
-        let (name, code) = self.kernels.borrow()[kernel.0].clone();
+        let (name, module) = self.kernels.borrow()[kernel.0].clone();
         if self.options.leaves_out == Some(name.as_str()) {
             return Ok(());
         }
-        let emulate = match code {
-            KernelCode::Native(emulate) => emulate,
-            KernelCode::Ptx(module) => {
-                let interpreter = self.interpreter.as_ref().expect("PTX was loaded into it");
-                let done = interpreter.borrow_mut().launch(module, &name, grid, params);
+        let code = match module.code.get() {
+            Some(code) => code,
+            None => {
+                let code = self.compile(&module.source)?;
+                module.code.get_or_init(|| code)
+            }
+        };
+        let library = match code {
+            ModuleCode::Native(library) => library,
+            ModuleCode::Ptx(module, other) => {
+                let interpreter = self.interpreter.as_ref().expect("PTX was compiled for it");
+                let done = interpreter.borrow_mut().launch(module, other.as_ref(), &name, grid, params);
                 if let Err(error) = &done {
                     *self.failure.borrow_mut() = Some(error.clone());
                 }
                 return done;
             }
         };
+        // SAFETY: the symbol is the function that the KERNEL macro makes; `module` keeps the library open.
+        let symbol = unsafe { library.get::<Emulate>(format!("emulate_{name}").as_bytes()) };
+        let emulate = symbol.map_err(|error| DeviceError::Other(error.to_string()))?;
         // With the largest alignment that a kernel's struct may need.
         let mut aligned = vec![0_u128; params.len().div_ceil(16)];
         // SAFETY: `aligned` has room, and both are plain bytes.
@@ -456,54 +489,21 @@ impl Device for EmulatedDevice {
     }
 
     fn load_modules(&self, sources: &[ModuleSource]) -> DeviceResult<Vec<ModuleId>> {
-        let root = &self.options.kernels;
-        if let Some(interpreter) = &self.interpreter {
-            let architecture = interpreter.borrow().architecture;
-            let others = self.options.against.as_ref();
-            // A divergence is looked for in each instruction, and reported with its line.
-            let compiler = if others.is_some() { PtxCompiler::Nvcc } else { PtxCompiler::Nvrtc };
-            let compiled = |root, source| ptx::module(root, source, architecture, compiler);
-            let compiled = &compiled;
-            let modules: Vec<_> = std::thread::scope(|scope| {
-                let compile = |source| {
-                    scope.spawn(move || -> DeviceResult<_> {
-                        let other = others.map(|root| compiled(root, source)).transpose()?;
-                        Ok((compiled(root, source)?, other))
-                    })
-                };
-                let compiling: Vec<_> = sources.iter().map(compile).collect();
-                compiling.into_iter().map(|thread| thread.join().expect("the compiler's thread")).collect()
-            });
-            let known = &mut interpreter.borrow_mut().modules;
-            return modules
-                .into_iter()
-                .map(|module: DeviceResult<_>| {
-                    known.push(module?);
-                    Ok(ModuleId(known.len() - 1))
-                })
-                .collect();
-        }
-        let compiled: Vec<_> = std::thread::scope(|scope| {
-            let compiling: Vec<_> =
-                sources.iter().map(|source| scope.spawn(|| compile::library(root, source))).collect();
-            compiling.into_iter().map(|thread| thread.join().expect("the compiler's thread")).collect()
-        });
-        compiled.into_iter().map(|library| self.open(&library?)).collect()
+        let mut modules = self.modules.borrow_mut();
+        let ids = (modules.len()..modules.len() + sources.len()).map(ModuleId).collect();
+        modules.extend(sources.iter().map(|source| Rc::new(EmulatedModule::new(source.clone()))));
+        Ok(ids)
     }
 
     fn kernel(&self, module: ModuleId, name: &str, _: u32) -> DeviceResult<KernelId> {
-        if let Some(interpreter) = &self.interpreter {
-            let found = interpreter.borrow().modules[module.0].0.entry(name).map(|_| ());
-            found.map_err(|error| DeviceError::Other(error.to_string()))?;
-            self.kernels.borrow_mut().push((name.into(), KernelCode::Ptx(module.0)));
-            return Ok(KernelId(self.kernels.borrow().len() - 1));
+        let module = self.modules.borrow()[module.0].clone();
+        let file = &module.source.file;
+        let text =
+            fs::read_to_string(self.options.kernels.join(file)).map_err(|why| DeviceError::Other(why.to_string()))?;
+        if !text.contains(&format!(", {name}, ")) {
+            return Err(DeviceError::Other(format!("{file} has no kernel {name}")));
         }
-        let libraries = self.libraries.borrow();
-        // SAFETY: the symbol is the function that the KERNEL macro makes; the library is never closed before `self`.
-        let symbol: Result<Symbol<'_, Emulate>, _> =
-            unsafe { libraries[module.0].get(format!("emulate_{name}").as_bytes()) };
-        let emulate = *symbol.map_err(|error| DeviceError::Other(error.to_string()))?;
-        self.kernels.borrow_mut().push((name.into(), KernelCode::Native(emulate)));
+        self.kernels.borrow_mut().push((name.into(), module));
         Ok(KernelId(self.kernels.borrow().len() - 1))
     }
 

@@ -67,8 +67,9 @@ fn compile(root: &Path, file: &str, defines: &[String], linked: Option<&Path>) -
         // It is compiled once, and most of the time is spent in it.
         flags.push("-O2");
     } else {
-        // Kernels use only C's headers. The C++ headers of the same names take longer to compile than most kernels.
-        flags.push("-nostdinc++");
+        // Kernels use only C's headers. The C++ headers of the same names take longer to compile than most kernels. The
+        // runtime links the libraries that they need.
+        flags.extend(["-nostdinc++", "-nostdlib"]);
     }
     flags.extend(defines.iter().map(String::as_str));
     if with_address_sanitizer() {

@@ -178,28 +178,32 @@ pub fn module(
 pub struct Interpreter {
     pub gpu: VirtualGpu,
     pub architecture: Architecture,
-    /// Each with the one that it is compared with, if there is one.
-    pub modules: Vec<(Arc<Module>, Option<Arc<Module>>)>,
     /// The counters of each launch and its time in seconds, if they are asked for.
     pub launches: Option<Vec<(Counters, f64)>>,
 }
 
 impl Interpreter {
     pub fn new(architecture: Architecture, options: GpuOptions) -> Self {
-        Self { gpu: VirtualGpu::new(options), architecture, modules: Vec::new(), launches: None }
+        Self { gpu: VirtualGpu::new(options), architecture, launches: None }
     }
 
-    /// Runs a kernel. What the sanitizer finds is the device's failure.
-    pub fn launch(&mut self, module: usize, name: &str, grid: Grid, params: &[u8]) -> DeviceResult<()> {
+    /// Runs a kernel, or compares it with that of another module. What the sanitizer finds is the device's failure.
+    pub fn launch(
+        &mut self,
+        module: &Module,
+        other: Option<&Arc<Module>>,
+        name: &str,
+        grid: Grid,
+        params: &[u8],
+    ) -> DeviceResult<()> {
         let launch = GridLaunch::new(grid.blocks, [grid.threads, 1, 1], grid.shared_bytes);
         let failed = |error: PtxError| DeviceError::Other(error.to_string());
-        let (module, other) = self.modules[module].clone();
         if let Some(other) = other {
-            let divergence = self.gpu.compare((&module, name), (&other, name), &launch, params).map_err(failed)?;
+            let divergence = self.gpu.compare((module, name), (other, name), &launch, params).map_err(failed)?;
             return divergence.map_or(Ok(()), |divergence| Err(DeviceError::Lost(divergence.to_string())));
         }
         let started = Instant::now();
-        let report = self.gpu.launch(&module, name, &launch, params).map_err(failed)?;
+        let report = self.gpu.launch(module, name, &launch, params).map_err(failed)?;
         let failure = report.failure();
         if let Some(launches) = &mut self.launches {
             launches.push((report.counters, started.elapsed().as_secs_f64()));
