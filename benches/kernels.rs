@@ -1,6 +1,6 @@
 //! Every kernel of the CPU backend at the shapes of a 1B Llama (hidden 2048, 32/8 heads of 64, intermediate 8192,
-//! vocabulary 32768) in bfloat16, on each instruction set that the processor has. The group `quantized` has products with
-//! quantised weights.
+//! vocabulary 32768) in bfloat16, on each instruction set that the processor has. The group `quantized` has products
+//! with quantised weights.
 //!
 //! `cargo bench --bench kernels [-- FILTER]` runs criterion's measurements, named `kernel/instruction set/case`. With
 //! `PAGETIDE_BENCH_ROOFLINE=1` it instead prints a table of the products beside the machine's limits. Other environment

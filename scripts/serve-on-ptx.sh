@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Tests the program on executed PTX: `pagetide serve --device cuda` over a driver that runs on the CPU what NVRTC makes of
-# the kernels (tests/driver/serve.rs). No GPU is needed.
+# Tests the program on executed PTX: `pagetide serve --device cuda` over a driver that runs on the CPU what NVRTC makes
+# of the kernels (tests/driver/serve.rs). No GPU is needed.
 #
 #     scripts/serve-on-ptx.sh [FOLDER OF THE ENVIRONMENT THAT compile-kernels.sh MAKES]
 set -euo pipefail

@@ -6,8 +6,8 @@
 //! whether one member or several computed the partitions.
 //!
 //! A unit of work is one KV head with a tile of query rows. Each tile of K and V is read once through the block table
-//! and used by all these rows and by all query heads of the group. A cache of bfloat16, int8 or int4 is multiplied as it
-//! is where the processor has such products: with AVX-512 and AMX in `tiles`. Elsewhere a tile of integer codes is
+//! and used by all these rows and by all query heads of the group. A cache of bfloat16, int8 or int4 is multiplied as
+//! it is where the processor has such products: with AVX-512 and AMX in `tiles`. Elsewhere a tile of integer codes is
 //! widened to 16 bits (`kernel::shorts`), and all others to float32 (`kernel`).
 
 mod code_groups;

@@ -33,7 +33,8 @@ pub const SHAREGPT: Dataset = Dataset { name: "ShareGPT-like", mean_prompt: 161.
 /// The same.
 pub const ALPACA: Dataset = Dataset { name: "Alpaca-like", mean_prompt: 19.31, mean_output: 58.45 };
 
-/// A sentence to translate and its translation: the paper names WMT16 English to German and no lengths, so these are ours.
+/// A sentence to translate and its translation: the paper names WMT16 English to German and no lengths, so these are
+/// ours.
 pub const TRANSLATION: Dataset = Dataset { name: "sentences", mean_prompt: 30.0, mean_output: 30.0 };
 
 /// The paper gives means alone. The spread, standard deviation over mean, is that of another conversation service: the

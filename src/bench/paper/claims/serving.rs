@@ -108,8 +108,8 @@ fn throughput(
     .row()
 }
 
-/// The smallest and the largest ratio of sustained rates over `base`, of loads with ShareGPT-like and Alpaca-like lengths
-/// and one sample.
+/// The smallest and the largest ratio of sustained rates over `base`, of loads with ShareGPT-like and Alpaca-like
+/// lengths and one sample.
 fn ratios(results: &PaperResults, base: System) -> Option<(f64, f64)> {
     let loads = results.curves.iter().filter(|curves| curves.figure.starts_with("12"));
     let ratios: Vec<f64> = loads.filter_map(|curves| curves.rate_ratio(Paged, base)).collect();
