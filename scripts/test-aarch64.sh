@@ -29,17 +29,19 @@ export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64-static -L /us
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUSTFLAGS="-D warnings"
 # The emulator needs no line numbers.
 export CARGO_PROFILE_DEV_DEBUG=0
+# With std's checks of each pointer, which other tests of the kernels do without.
+checked="--config profile.dev.package.pagetide-backend.debug-assertions=true"
 
 [ "${1:-}" != all ] || cargo clippy --locked --workspace --bins --lib --target "$target" -- -D warnings
 # The emulator is a few times slower than a processor. So there are fewer cases, and none that this machine tests as
 # well.
-KERNEL_ISA=neon KERNEL_CASES=0..20 cargo test --locked --package pagetide-backend --target "$target" --test kernels \
-    -- --skip a_row_does_not_see_its_company
-cargo test --locked --package pagetide-base --target "$target" --lib
+KERNEL_ISA=neon KERNEL_CASES=0..20 cargo test $checked --locked --package pagetide-backend --target "$target" \
+    --test kernels -- --skip a_row_does_not_see_its_company
+cargo test $checked --locked --package pagetide-base --target "$target" --lib
 # Dot and matrix products of bytes are only used with quantised weights. Their results have the same bits on all
 # instruction sets, plain Rust among them.
-cargo test --locked --package pagetide-backend --target "$target" --test kernels quant
+cargo test $checked --locked --package pagetide-backend --target "$target" --test kernels quant
 if [ "${1:-}" = all ]; then
-    cargo test --locked --package pagetide-backend --target "$target" --lib
-    cargo test --locked --target "$target" --lib --test model --test exact_resume
+    cargo test $checked --locked --package pagetide-backend --target "$target" --lib
+    cargo test $checked --locked --target "$target" --lib --test model --test exact_resume
 fi

@@ -85,7 +85,7 @@ impl Tiles {
     pub(super) unsafe fn of(shapes: [(usize, usize); 8]) -> Self {
         let mut config = TileConfig { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
         for (tile, (rows, row_bytes)) in shapes.into_iter().enumerate() {
-            debug_assert!((1..=LANES).contains(&rows) && row_bytes <= 64);
+            assert!((1..=LANES).contains(&rows) && row_bytes <= 64);
             config.row_bytes[tile] = row_bytes as u16;
             config.rows[tile] = rows as u8;
         }

@@ -328,7 +328,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     // two at most 2 * 2 * 63 * 127 = 32,004.
     #[inline(always)]
     fn dot_four(self, acc: [__m256i; 2], w: [[__m256i; 2]; 4], x: [u32; 4], largest: u8) -> [__m256i; 2] {
-        debug_assert!(largest <= 63);
+        assert!(largest <= 63);
         let x = unsafe {
             let [a, b, c, d] = x;
             [

@@ -253,7 +253,7 @@ impl<const VNNI: bool, const BF16: bool> Simd for Avx512<VNNI, BF16> {
     }
     #[inline(always)]
     fn dot_four(self, acc: __m512i, w: [__m512i; 4], x: [u32; 4], largest: u8) -> __m512i {
-        debug_assert!(largest <= 63);
+        assert!(largest <= 63);
         if VNNI {
             let acc = self.dot_bytes(self.dot_bytes(acc, w[0], x[0]), w[1], x[1]);
             return self.dot_bytes(self.dot_bytes(acc, w[2], x[2]), w[3], x[3]);

@@ -25,8 +25,6 @@ fn widen_f16(bits: u16) -> f32 {
     f32::from_bits(value.to_bits() | sign)
 }
 
-// In dev builds the operations are functions of their own. The compiler unrolls their loops wherever they are compiled
-// in place, and that was a quarter of the machine code of this crate. They need no target features, so calls are fine.
 impl Simd for Portable {
     type V = [f32; LANES];
     type Pairs = [u32; LANES];
@@ -49,38 +47,31 @@ impl Simd for Portable {
     fn splat(self, x: f32) -> Self::V {
         [x; LANES]
     }
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    #[inline(always)]
     fn add(self, a: Self::V, b: Self::V) -> Self::V {
         zip(a, b, |a, b| a + b)
     }
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    #[inline(always)]
     fn sub(self, a: Self::V, b: Self::V) -> Self::V {
         zip(a, b, |a, b| a - b)
     }
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    #[inline(always)]
     fn mul(self, a: Self::V, b: Self::V) -> Self::V {
         zip(a, b, |a, b| a * b)
     }
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    #[inline(always)]
     fn div(self, a: Self::V, b: Self::V) -> Self::V {
         zip(a, b, |a, b| a / b)
     }
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    #[inline(always)]
     fn max(self, a: Self::V, b: Self::V) -> Self::V {
         zip(a, b, |a, b| if a > b { a } else { b })
     }
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    #[inline(always)]
     fn min(self, a: Self::V, b: Self::V) -> Self::V {
         zip(a, b, |a, b| if a < b { a } else { b })
     }
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    #[inline(always)]
     fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
         let mut out = c;
         for i in 0..LANES {
@@ -88,13 +79,11 @@ impl Simd for Portable {
         }
         out
     }
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    #[inline(always)]
     fn shift_to_exponent(self, a: Self::V) -> Self::V {
         a.map(|a| f32::from_bits(a.to_bits() << 23))
     }
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    #[inline(always)]
     fn zero_unless_ge(self, value: Self::V, x: Self::V, threshold: Self::V) -> Self::V {
         let mut out = value;
         for i in 0..LANES {
@@ -110,8 +99,7 @@ impl Simd for Portable {
         }
         out
     }
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    #[inline(always)]
     fn dot_pairs(self, acc: Self::V, w: Self::Pairs, x: u32) -> Self::V {
         let (x0, x1) = (f32::from_bits(x << 16), f32::from_bits(x & 0xffff_0000));
         let mut out = acc;
@@ -123,13 +111,11 @@ impl Simd for Portable {
         }
         out
     }
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    #[inline(always)]
     fn round_to_f16(self, a: Self::V) -> Self::V {
         a.map(|a| half::f16::from_f32(a).to_f32())
     }
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    #[inline(always)]
     fn transpose(self, rows: &mut [Self::V; LANES]) {
         let from = *rows;
         for i in 0..LANES {
@@ -148,15 +134,13 @@ impl Simd for Portable {
         // SAFETY: the caller's promise.
         unsafe { to.cast::<Self::V>().write_unaligned(v) }
     }
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    #[inline(always)]
     unsafe fn load_bf16(self, from: *const u16) -> Self::V {
         // SAFETY: the caller's promise.
         let bits = unsafe { from.cast::<[u16; LANES]>().read_unaligned() };
         bits.map(|bits| f32::from_bits(u32::from(bits) << 16))
     }
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    #[inline(always)]
     unsafe fn load_f16(self, from: *const u16) -> Self::V {
         // SAFETY: the caller's promise.
         let bits = unsafe { from.cast::<[u16; LANES]>().read_unaligned() };
@@ -169,8 +153,7 @@ impl Simd for Portable {
     }
     #[inline(always)]
     fn prefetch(self, _address: *const u8) {}
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    #[inline(always)]
     fn fused(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
         let mut out = c;
         for i in 0..LANES {
@@ -182,8 +165,7 @@ impl Simd for Portable {
     fn splat_int(self, x: i32) -> Self::Ints {
         [x; LANES]
     }
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    #[inline(always)]
     fn dot_shorts(self, acc: Self::Ints, w: Self::Ints, x: u32) -> Self::Ints {
         let mut out = acc;
         for i in 0..LANES {
@@ -191,8 +173,7 @@ impl Simd for Portable {
         }
         out
     }
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    #[inline(always)]
     fn to_floats(self, a: Self::Ints) -> Self::V {
         a.map(|a| a as f32)
     }
@@ -200,23 +181,19 @@ impl Simd for Portable {
     fn as_floats(self, a: Self::Ints) -> Self::V {
         a.map(|a| f32::from_bits(a as u32))
     }
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    #[inline(always)]
     fn round_to_ints(self, a: Self::V) -> Self::Ints {
         a.map(|a| a.round_ties_even() as i32)
     }
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    #[inline(always)]
     fn int_bits(self, a: Self::Ints, shift: u32, mask: u32) -> Self::Ints {
         a.map(|a| ((a as u32 >> shift) & mask) as i32)
     }
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    #[inline(always)]
     fn move_signed(self, a: Self::Ints, up: u32, down: u32) -> Self::Ints {
         a.map(|a| a << up >> down)
     }
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    #[inline(always)]
     fn or_shifted(self, a: Self::Ints, b: Self::Ints, shift: u32) -> Self::Ints {
         let mut out = a;
         for i in 0..LANES {
@@ -224,18 +201,15 @@ impl Simd for Portable {
         }
         out
     }
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    #[inline(always)]
     fn byte_bits(self, b: Self::Bytes, shift: u32, mask: u8) -> Self::Bytes {
         b.map(|word| word.map(|byte| byte >> shift & mask))
     }
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    #[inline(always)]
     fn byte_bits_up(self, b: Self::Bytes, shift: u32, mask: u8) -> Self::Bytes {
         b.map(|word| word.map(|byte| byte << shift & mask))
     }
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    #[inline(always)]
     fn or_bytes(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes {
         let mut out = a;
         for i in 0..LANES {
@@ -253,8 +227,7 @@ impl Simd for Portable {
         }
         out
     }
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    #[inline(always)]
     fn lookup(self, table: Self::Bytes, index: Self::Bytes) -> Self::Bytes {
         index.map(|word| word.map(|byte| table[usize::from(byte / 4 % 4)][usize::from(byte % 4)]))
     }
@@ -266,8 +239,7 @@ impl Simd for Portable {
     fn prepare_signed(self, w: Self::Bytes) -> Self::Bytes {
         w
     }
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    #[inline(always)]
     fn dot_signed(self, acc: Self::Ints, w: Self::Bytes, x: u32) -> Self::Ints {
         let (mut out, x) = (acc, x.to_le_bytes());
         for i in 0..LANES {
@@ -287,14 +259,12 @@ impl Simd for Portable {
         // SAFETY: the caller's promise.
         unsafe { from.cast::<Self::Ints>().read_unaligned() }
     }
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    #[inline(always)]
     unsafe fn load_u8(self, from: *const u8) -> Self::Ints {
         // SAFETY: the caller's promise.
         unsafe { from.cast::<[u8; LANES]>().read_unaligned() }.map(i32::from)
     }
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    #[inline(always)]
     unsafe fn load_i8(self, from: *const u8) -> Self::Ints {
         // SAFETY: the caller's promise.
         unsafe { from.cast::<[i8; LANES]>().read_unaligned() }.map(i32::from)
