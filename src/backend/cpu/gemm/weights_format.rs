@@ -18,6 +18,10 @@ pub(super) trait WeightsFormat: Copy {
     unsafe fn widen<S: Simd>(self, simd: S, at: *const u8, to: *mut f32);
     /// A number of a word of the input.
     fn number_of(word: u32, number: usize) -> f32;
+    /// A number of each of `LANES` words of the input.
+    /// # Safety
+    /// The words can be read.
+    unsafe fn numbers_of<S: Simd>(simd: S, words: *const u32, number: usize) -> S::V;
 }
 
 #[derive(Clone, Copy)]
@@ -48,6 +52,15 @@ impl WeightsFormat for WeightsBf16 {
     fn number_of(word: u32, number: usize) -> f32 {
         f32::from_bits(if number == 0 { word << 16 } else { word & 0xffff_0000 })
     }
+    #[inline(always)]
+    unsafe fn numbers_of<S: Simd>(simd: S, words: *const u32, number: usize) -> S::V {
+        // SAFETY: the caller's promise.
+        let pairs = unsafe { simd.load_ints(words.cast()) };
+        simd.as_floats(match number {
+            0 => simd.or_shifted(simd.splat_int(0), pairs, 16),
+            _ => simd.int_bits(pairs, 0, 0xffff_0000),
+        })
+    }
 }
 
 /// Types with one number in a word: `load` reads the weights of a step.
@@ -76,6 +89,11 @@ macro_rules! single_numbers {
             #[inline(always)]
             fn number_of(word: u32, _: usize) -> f32 {
                 f32::from_bits(word)
+            }
+            #[inline(always)]
+            unsafe fn numbers_of<S: Simd>(simd: S, words: *const u32, _: usize) -> S::V {
+                // SAFETY: the caller's promise.
+                unsafe { simd.load(words.cast()) }
             }
         }
     };

@@ -90,7 +90,11 @@ impl<F: WeightsFormat> WidenedProduct<'_, F> {
                     let words = x.add((rows.start + i).min(rows.end - 1) * layout.row + first);
                     for number in 0..F::NUMBERS {
                         let to = floats.add(i * Self::row_stride::<S>() + number * Self::steps::<S>());
-                        for step in 0..steps {
+                        let whole = steps / LANES * LANES;
+                        for step in (0..whole).step_by(LANES) {
+                            simd.store(to.add(step), F::numbers_of(simd, words.add(step), number));
+                        }
+                        for step in whole..steps {
                             *to.add(step) = F::number_of(*words.add(step), number);
                         }
                     }
