@@ -34,6 +34,13 @@ impl Stamp {
     pub fn warp(self) -> u32 {
         self.warp - 1
     }
+
+    /// Whether what is ordered behind this read is also ordered behind an earlier one: that of the same lanes, or of
+    /// some of them.
+    fn stands_for(self, earlier: Self) -> bool {
+        let ends_at_once = matches!(self.kind, AccessKind::Ordinary | AccessKind::Atomic);
+        ends_at_once && earlier.warp == self.warp && earlier.kind == self.kind && earlier.lanes & !self.lanes == 0
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -282,10 +289,15 @@ impl Shadow {
                 cell.more = readers.len() as u32;
             }
             let more = &mut readers[cell.more as usize - 1];
-            if more.len() >= MAX_READERS {
-                more.remove(0);
+            match more.iter_mut().find(|earlier| read.stands_for(**earlier)) {
+                Some(earlier) => *earlier = read,
+                None => {
+                    if more.len() >= MAX_READERS {
+                        more.remove(0);
+                    }
+                    more.push(read);
+                }
             }
-            more.push(read);
             cell.read = me;
         });
         conflict
@@ -380,6 +392,31 @@ mod tests {
         assert_eq!(shadow.read(4, 8, stamp(&b, 0), 0, &b), None);
         assert_eq!(shadow.write(8, 4, stamp(&a, 3), 3, &a, false).map(Stamp::warp), Some(1));
         assert!(shadow.read(8, 4, stamp(&b, 0), 0, &b).is_some());
+    }
+
+    /// The first reader is not forgotten when two others read many times in turn.
+    #[test]
+    fn later_reads_take_the_place_of_earlier_ones() {
+        let mut shadow = Shadow::new(64);
+        let mut warps: Vec<Knowledge> = (0..4).map(|warp| Knowledge::new(warp, 0, 4)).collect();
+        let reads = |shadow: &mut Shadow, of: &Knowledge| {
+            for lane in 0..2 {
+                assert_eq!(shadow.read(0, 4, stamp(of, lane), lane, of), None);
+            }
+        };
+        reads(&mut shadow, &warps[0]);
+        for _ in 0..MAX_READERS {
+            for warp in &mut warps[1..3] {
+                reads(&mut shadow, warp);
+                warp.release();
+            }
+        }
+        let kept: Vec<u32> = shadow.readers[0].iter().map(|read| read.warp()).collect();
+        assert_eq!(kept, [0, 1, 2]);
+        let released: Vec<Released> = warps[1..3].iter_mut().map(Knowledge::release).collect();
+        released.iter().for_each(|of_reader| warps[3].acquire(of_reader));
+        let writer = &warps[3];
+        assert_eq!(shadow.write(0, 4, stamp(writer, 0), 0, writer, false).map(Stamp::warp), Some(0));
     }
 
     #[test]
