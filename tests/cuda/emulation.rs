@@ -500,6 +500,7 @@ impl Device for EmulatedDevice {
         let file = &module.source.file;
         let text =
             fs::read_to_string(self.options.kernels.join(file)).map_err(|why| DeviceError::Other(why.to_string()))?;
+        // `KERNEL(threads, name, Params)`
         if !text.contains(&format!(", {name}, ")) {
             return Err(DeviceError::Other(format!("{file} has no kernel {name}")));
         }
