@@ -12,9 +12,10 @@ use crate::{DType, HostTensor, WeightFormat};
 use pagetide_base::error::StartError;
 use std::time::{Duration, Instant};
 
-/// The numbers of rows that are tried, the last one only with tiles. Fewer rows are limited by the memory anyway.
+/// The numbers of rows that are tried, the last one only with tiles and for small blocks. Fewer rows are limited by the
+/// memory anyway.
 const TRIED: [usize; 6] = [16, 24, 32, 48, 64, MORE];
-/// The answer if taking apart is slower for all others. It is faster for this many on every processor.
+/// The answer for large blocks if taking apart is slower for all others. It is faster for this many on every processor.
 const MORE: usize = 128;
 /// Output columns of the product: two panels.
 const N: usize = 2 * LANES;
@@ -27,13 +28,23 @@ const HOPELESS: u32 = 2;
 /// Taking apart has to be so much faster: a measurement is never exact.
 const GAIN: f64 = 1.03;
 
-/// Whether panels in this format are taken apart at all: those with blocks of 32 only for the tiles of AMX.
+/// Whether panels in this format are taken apart at all. With blocks of 32 weights they are for the tiles of AMX, and, if
+/// codes have no sign, where products of bytes are added up in 16 bits.
 pub fn takes_apart(isa: Isa, format: QuantFormat) -> bool {
-    isa == Isa::Amx || format.block_weights() == MAX_BLOCK_WEIGHTS
+    let has_sign = !matches!(format, QuantFormat::Q4_0 | QuantFormat::Q4_1 | QuantFormat::Q5_0 | QuantFormat::Q5_1);
+    match isa {
+        Isa::Amx => true,
+        Isa::Avx2 | Isa::Avx512Base => has_large_blocks(format) || !has_sign,
+        _ => has_large_blocks(format),
+    }
+}
+
+fn has_large_blocks(format: QuantFormat) -> bool {
+    format.block_weights() == MAX_BLOCK_WEIGHTS
 }
 
 /// The fewest rows for which a product takes quantised weights apart once for all of them, or with AMX, multiplies them
-/// on tiles. [`usize::MAX`] if tiles are slower. The first call of the process for an instruction set and format
+/// on tiles. [`usize::MAX`] if that is slower. The first call of the process for an instruction set and format
 /// measures it, in less than a millisecond on a processor with products of bytes. Fails if there is no memory for that.
 pub fn many_rows(isa: Isa, format: QuantFormat) -> Result<usize, StartError> {
     if isa == Isa::Amx && takes_apart(Isa::Avx512, format) {
@@ -66,9 +77,11 @@ fn measure(isa: Isa, format: QuantFormat) -> Result<usize, StartError> {
         linear(isa, &team, &mut workspace, layer, Sink::Store(&mut out));
         start.elapsed()
     };
-    let (other, tried, otherwise) = match isa {
-        Isa::Amx => ((Isa::Avx512, None), &TRIED[..], usize::MAX),
-        _ => ((isa, Some(MORE)), &TRIED[..TRIED.len() - 1], MORE),
+    let other = if isa == Isa::Amx { (Isa::Avx512, None) } else { (isa, Some(usize::MAX)) };
+    let (tried, otherwise) = if isa != Isa::Amx && has_large_blocks(format) {
+        (&TRIED[..TRIED.len() - 1], MORE)
+    } else {
+        (&TRIED[..], usize::MAX)
     };
     let is_faster = |rows: &usize| {
         let mut shortest = [Duration::MAX; 2];

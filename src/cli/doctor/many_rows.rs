@@ -6,7 +6,7 @@ use pagetide_model::tally::WeightTally;
 use serde::Serialize;
 use std::fmt::{self, Display};
 
-/// For each format of the model that is taken apart, as this process measured it.
+/// For each format of the model for which taking apart is faster, as this process measured it.
 #[derive(Serialize)]
 #[serde(transparent)]
 pub(super) struct ManyRows(Vec<OfFormat>);
@@ -18,12 +18,16 @@ struct OfFormat {
 }
 
 impl ManyRows {
-    /// `None` if the model has no such weights, or if there is no memory to measure it.
+    /// `None` if there is no such format, or if there is no memory to measure it.
     pub fn measure(isa: Isa, weights: &WeightTally) -> Option<Self> {
         let of_format =
             |format| Some(OfFormat { format: QuantFormat::name(format), rows: cpu::many_rows(isa, format).ok()? });
-        let formats: Vec<_> =
-            weights.quantized_formats().filter(|format| cpu::takes_apart(isa, *format)).filter_map(of_format).collect();
+        let formats: Vec<_> = weights
+            .quantized_formats()
+            .filter(|format| cpu::takes_apart(isa, *format))
+            .filter_map(of_format)
+            .filter(|of_format| of_format.rows != usize::MAX)
+            .collect();
         (!formats.is_empty()).then_some(Self(formats))
     }
 }

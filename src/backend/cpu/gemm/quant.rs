@@ -103,8 +103,7 @@ impl<F: PanelFormat> SimdKernel for QuantKernel<'_, F> {
             while panel < self.panels.end {
                 let left = self.panels.end - panel;
                 let (mut width, mut first_left) = (1, row);
-                // Small blocks are no faster when taken apart.
-                if const { !F::IS_SMALL } {
+                if const { takes_apart::<S, F>() } {
                     // (The bounds are constants, so that no code is made for tiles that an instruction set does not
                     // use.)
                     if const { S::QUANT_ROWS == 8 && S::QUANT_PANELS == 2 } && left >= 2 {
@@ -125,6 +124,12 @@ impl<F: PanelFormat> SimdKernel for QuantKernel<'_, F> {
             }
         }
     }
+}
+
+/// Whether panels in this format are taken apart for many rows. `row_switch::takes_apart` says the same for an
+/// instruction set. With small blocks it is only faster if the products are then added up in 16 bits.
+const fn takes_apart<S: Simd, F: PanelFormat>() -> bool {
+    !F::IS_SMALL || (S::SUMS_IN_SHORTS && !F::IS_SIGNED)
 }
 
 impl<F: PanelFormat> QuantKernel<'_, F> {
