@@ -28,8 +28,8 @@ const HOPELESS: u32 = 2;
 /// Taking apart has to be so much faster: a measurement is never exact.
 const GAIN: f64 = 1.03;
 
-/// Whether panels in this format are taken apart at all. With blocks of 32 weights they are for the tiles of AMX, and, if
-/// codes have no sign, where products of bytes are added up in 16 bits.
+/// Whether panels in this format are taken apart at all. With blocks of 32 weights they are for the tiles of AMX, and
+/// where products of bytes are added up in 16 bits if codes have no sign.
 pub fn takes_apart(isa: Isa, format: QuantFormat) -> bool {
     let has_sign = !matches!(format, QuantFormat::Q4_0 | QuantFormat::Q4_1 | QuantFormat::Q5_0 | QuantFormat::Q5_1);
     match isa {
