@@ -42,11 +42,12 @@ mod tile_registers;
 pub use backend::{CpuBackend, CpuOptions};
 pub use elementwise::CpuRopeTable;
 pub use experts::CpuExpertsWorkspace;
+pub use gemm::takes_apart;
 pub use isa::Isa;
 pub use limits::MachineLimits;
 pub use memory::check_layout;
 pub use pack::CpuMatrix;
-pub use row_switch::{many_rows, takes_apart};
+pub use row_switch::many_rows;
 pub use tensors::{CpuTensor, CpuVector};
 #[cfg(target_arch = "x86_64")]
 #[doc(hidden)]

@@ -10,7 +10,7 @@ use super::gemm::{Linear, Sink};
 use super::isa::Isa;
 use super::memory::{Arena, CpuKvPools, Shared};
 use super::pack::{ColumnOrder, CpuMatrix, On};
-use super::row_switch::{many_rows, takes_apart};
+use super::row_switch::many_rows;
 use super::rows::{ALONE_BELOW, for_rows, for_runs};
 use super::sampling::CpuSampling;
 use super::team::{MAX_MEMBERS, Team};
@@ -129,7 +129,7 @@ impl CpuBackend {
     ) -> Result<Vec<CpuMatrix>, StartError> {
         for part in parts {
             match part.format {
-                WeightFormat::Quantized(format) if takes_apart(self.isa, format) => {
+                WeightFormat::Quantized(format) if gemm::takes_apart(self.isa, format) => {
                     many_rows(self.isa, format)?;
                 }
                 _ => (),

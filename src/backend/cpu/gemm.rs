@@ -30,6 +30,7 @@ use input::{InputLayout, RoundedInput};
 pub(super) use many_rows::measure_many_rows;
 use pagetide_base::error::StartError;
 use part::{PlainOperands, Product, ProductOperands, ProductPart, ProductTarget, QuantOperands};
+pub use quant::takes_apart;
 use quant_input::QuantInput;
 use std::ops::Range;
 

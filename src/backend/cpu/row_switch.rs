@@ -1,7 +1,7 @@
 //! Measures from how many rows on a product is faster if it takes panels of quantised weights apart first. It depends
 //! on the processor and the format, and changes no bit of a result.
 
-use super::gemm::{Linear, ProductWorkspace, Sink, Source, linear, measure_many_rows};
+use super::gemm::{Linear, ProductWorkspace, Sink, Source, linear, measure_many_rows, takes_apart};
 use super::isa::Isa;
 use super::memory::Arena;
 use super::pack::{ColumnOrder, CpuMatrix, On};
@@ -27,17 +27,6 @@ const RUNS: usize = 8;
 const HOPELESS: u32 = 2;
 /// Taking apart has to be so much faster: a measurement is never exact.
 const GAIN: f64 = 1.03;
-
-/// Whether panels in this format are taken apart at all. With blocks of 32 weights they are for the tiles of AMX, and
-/// where products of bytes are added up in 16 bits if codes have no sign.
-pub fn takes_apart(isa: Isa, format: QuantFormat) -> bool {
-    let has_sign = !matches!(format, QuantFormat::Q4_0 | QuantFormat::Q4_1 | QuantFormat::Q5_0 | QuantFormat::Q5_1);
-    match isa {
-        Isa::Amx => true,
-        Isa::Avx2 | Isa::Avx512Base => has_large_blocks(format) || !has_sign,
-        _ => has_large_blocks(format),
-    }
-}
 
 fn has_large_blocks(format: QuantFormat) -> bool {
     format.block_weights() == MAX_BLOCK_WEIGHTS

@@ -31,6 +31,27 @@ use std::ops::Range;
 use tiles::TileKernel;
 use unpacked::{Unpacked, UnpackedChunk};
 
+/// Calls a macro with the type of a format.
+macro_rules! for_format {
+    ($format:expr, $call:ident) => {
+        match $format {
+            QuantFormat::Q4_0 => $call!(Q4_0),
+            QuantFormat::Q4_1 => $call!(Q4_1),
+            QuantFormat::Q5_0 => $call!(Q5_0),
+            QuantFormat::Q5_1 => $call!(Q5_1),
+            QuantFormat::Q8_0 => $call!(Q8_0),
+            QuantFormat::Q2_K => $call!(Q2K),
+            QuantFormat::Q3_K => $call!(Q3K),
+            QuantFormat::Q4_K => $call!(Q4K),
+            QuantFormat::Q5_K => $call!(Q5K),
+            QuantFormat::Q6_K => $call!(Q6K),
+            QuantFormat::IQ4_NL => $call!(Iq4Nl),
+            QuantFormat::IQ4_XS => $call!(Iq4Xs),
+            QuantFormat::MXFP4 => $call!(Mxfp4),
+        }
+    };
+}
+
 /// Computes a part, panels of one format after those of another.
 ///
 /// # Safety
@@ -59,21 +80,30 @@ pub(super) unsafe fn run(part: &ProductPart<'_>, operands: QuantOperands<'_>, is
                 }
             };
         }
-        match format {
-            QuantFormat::Q4_0 => run!(Q4_0),
-            QuantFormat::Q4_1 => run!(Q4_1),
-            QuantFormat::Q5_0 => run!(Q5_0),
-            QuantFormat::Q5_1 => run!(Q5_1),
-            QuantFormat::Q8_0 => run!(Q8_0),
-            QuantFormat::Q2_K => run!(Q2K),
-            QuantFormat::Q3_K => run!(Q3K),
-            QuantFormat::Q4_K => run!(Q4K),
-            QuantFormat::Q5_K => run!(Q5K),
-            QuantFormat::Q6_K => run!(Q6K),
-            QuantFormat::IQ4_NL => run!(Iq4Nl),
-            QuantFormat::IQ4_XS => run!(Iq4Xs),
-            QuantFormat::MXFP4 => run!(Mxfp4),
-        }
+        for_format!(format, run);
+    }
+}
+
+/// Whether panels in this format are taken apart at all: on the tiles of AMX, with large blocks, and where products of
+/// bytes are added up in 16 bits if codes have no sign.
+pub fn takes_apart(isa: Isa, format: QuantFormat) -> bool {
+    macro_rules! answer {
+        ($format:ident) => {
+            isa.run(TakesApart($format))
+        };
+    }
+    isa == Isa::Amx || for_format!(format, answer)
+}
+
+struct TakesApart<F>(F);
+
+impl<F: PanelFormat> SimdKernel for TakesApart<F> {
+    type Output = bool;
+    const HAS_INTEGER_PRODUCTS: bool = true;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _simd: S) -> bool {
+        const { is_taken_apart::<S, F>() }
     }
 }
 
@@ -103,7 +133,7 @@ impl<F: PanelFormat> SimdKernel for QuantKernel<'_, F> {
             while panel < self.panels.end {
                 let left = self.panels.end - panel;
                 let (mut width, mut first_left) = (1, row);
-                if const { takes_apart::<S, F>() } {
+                if const { is_taken_apart::<S, F>() } {
                     // (The bounds are constants, so that no code is made for tiles that an instruction set does not
                     // use.)
                     if const { S::QUANT_ROWS == 8 && S::QUANT_PANELS == 2 } && left >= 2 {
@@ -126,9 +156,9 @@ impl<F: PanelFormat> SimdKernel for QuantKernel<'_, F> {
     }
 }
 
-/// Whether panels in this format are taken apart for many rows. `row_switch::takes_apart` says the same for an
-/// instruction set. With small blocks it is only faster if the products are then added up in 16 bits.
-const fn takes_apart<S: Simd, F: PanelFormat>() -> bool {
+/// Whether panels in this format are taken apart for many rows. With small blocks it is only faster if the products are
+/// then added up in 16 bits.
+const fn is_taken_apart<S: Simd, F: PanelFormat>() -> bool {
     !F::IS_SMALL || (S::SUMS_IN_SHORTS && !F::IS_SIGNED)
 }
 
