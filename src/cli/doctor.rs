@@ -315,13 +315,16 @@ fn try_attention(
 }
 
 fn measure_copies(device: &Rc<dyn Device>) -> DeviceResult<CopySpeeds> {
-    const BYTES: usize = 256 << 20;
+    // A copy over a link of 64 GB/s takes a millisecond, against which the time to start it is nothing.
+    const LINK_BYTES: usize = 64 << 20;
+    // More than the L2 cache of any GPU holds.
+    const DEVICE_BYTES: usize = 256 << 20;
     const TIMES: usize = 4;
-    let [source, sink] = [PinnedBuffer::new(device, BYTES)?, PinnedBuffer::new(device, BYTES)?];
-    let [first, second] = [DeviceBuffer::new(device, BYTES)?, DeviceBuffer::new(device, BYTES)?];
-    let up = (Stream::CopyIn, Copy { to: first.ptr(), from: source.ptr(), bytes: BYTES });
-    let down = (Stream::CopyOut, Copy { to: sink.ptr(), from: second.ptr(), bytes: BYTES });
-    let across = (Stream::Compute, Copy { to: second.ptr(), from: first.ptr(), bytes: BYTES });
+    let [source, sink] = [PinnedBuffer::new(device, LINK_BYTES)?, PinnedBuffer::new(device, LINK_BYTES)?];
+    let [first, second] = [DeviceBuffer::new(device, DEVICE_BYTES)?, DeviceBuffer::new(device, DEVICE_BYTES)?];
+    let up = (Stream::CopyIn, Copy { to: first.ptr(), from: source.ptr(), bytes: LINK_BYTES });
+    let down = (Stream::CopyOut, Copy { to: sink.ptr(), from: second.ptr(), bytes: LINK_BYTES });
+    let across = (Stream::Compute, Copy { to: second.ptr(), from: first.ptr(), bytes: DEVICE_BYTES });
     let speed = |copies: &[(Stream, Copy)]| -> DeviceResult<f64> {
         let mut start = Instant::now();
         // The first run is not counted.
@@ -336,7 +339,8 @@ fn measure_copies(device: &Rc<dyn Device>) -> DeviceResult<CopySpeeds> {
             }
         }
         device.synchronize()?;
-        Ok((copies.len() * TIMES * BYTES) as f64 / start.elapsed().as_secs_f64() / 1e9)
+        let bytes: usize = copies.iter().map(|(_, copy)| TIMES * copy.bytes).sum();
+        Ok(bytes as f64 / start.elapsed().as_secs_f64() / 1e9)
     };
     Ok(CopySpeeds {
         host_to_device: speed(&[up])?,
