@@ -312,6 +312,13 @@ fn a_query_does_not_see_how_it_is_served() {
 #[test]
 fn long_contexts_are_the_same_in_decode_and_prefill() {
     const LEN: usize = 2100;
+    // Token by token where the context, and where a window of 20, leaves a partition of 1,024 tokens, and where a window
+    // of 1,100 begins to move. Between these, every 37th token is alone.
+    let singles = |num| std::iter::repeat_n(1, num);
+    let between = (0..25).flat_map(|_| [36, 1]);
+    let steps: Vec<usize> =
+        [1000].into_iter().chain(singles(110)).chain(between).chain(singles(60)).chain([5]).collect();
+    assert_eq!(steps.iter().sum::<usize>(), LEN);
     let [f32, bf16]: [KvDType; 2] = [DType::F32.into(), DType::BF16.into()];
     let cases = [
         (f32, None),
@@ -339,8 +346,7 @@ fn long_contexts_are_the_same_in_decode_and_prefill() {
             for threads in [1, 4] {
                 let mut backend = backend(isa, threads);
                 let pool = Pool::new(&mut backend, layout(&shape, 100, dtype), &[LEN], 2);
-                let steps = [vec![1000]].into_iter().chain((0..LEN - 1005).map(|_| vec![1])).chain([vec![5]]);
-                let steps: Vec<_> = steps.collect();
+                let steps: Vec<_> = steps.iter().map(|rows| vec![*rows]).collect();
                 let decoded = run(&mut backend, &[&seq], &pool, &steps).remove(0);
                 assert!(bits(&decoded) == bits(&whole), "{isa}, {dtype:?}, {threads} threads, window {window:?}");
             }
