@@ -307,45 +307,45 @@ fn a_query_does_not_see_how_it_is_served() {
     }
 }
 
-/// Contexts longer than a partition of 1,024 tokens: the team shares a decode's partitions, and a prefill computes them
-/// one after the other.
+/// Contexts longer than a partition: the team shares a decode's partitions, and a prefill computes them one after the
+/// other.
 #[test]
 fn long_contexts_are_the_same_in_decode_and_prefill() {
-    // Token by token where the context, and where a window of 20, leaves a partition, and where a window of 1,100 begins
-    // to move. Between these, every 37th token is alone.
+    const LEN: usize = 2100;
+    // Token by token where the context, and where a window of 20, leaves a partition of 1,024 tokens, and where a window
+    // of 1,100 begins to move. Between these, every 37th token is alone.
     let singles = |num| std::iter::repeat_n(1, num);
     let between = (0..25).flat_map(|_| [36, 1]);
-    let two_partitions: Vec<usize> = [1000].into_iter().chain(singles(110)).chain([40]).collect();
-    let three: Vec<usize> =
+    let steps: Vec<usize> =
         [1000].into_iter().chain(singles(110)).chain(between).chain(singles(60)).chain([5]).collect();
+    assert_eq!(steps.iter().sum::<usize>(), LEN);
     let [f32, bf16]: [KvDType; 2] = [DType::F32.into(), DType::BF16.into()];
     let cases = [
-        (f32, None, &three),
-        (f32, Some(1100), &three),
-        (f32, Some(20), &two_partitions),
-        (bf16, Some(1100), &two_partitions),
-        (INT8, Some(1100), &two_partitions),
-        (FP8, None, &three),
-        (INT4, Some(1100), &two_partitions),
+        (f32, None),
+        (f32, Some(1100)),
+        (f32, Some(20)),
+        (bf16, Some(1100)),
+        (INT8, Some(1100)),
+        (FP8, None),
+        (INT4, Some(1100)),
     ];
-    for (dtype, window, steps) in cases {
-        let len = steps.iter().sum();
+    for (dtype, window) in cases {
         // A bfloat16 head of 32 is read directly from the cache if the block size allows it. With AVX-512, 4-bit codes
         // of such a head are products of bytes.
         let shape = shape(1, 2, if dtype == DType::BF16 || dtype == INT4 { 32 } else { 16 }, window);
-        let seq = Sequence::new(shape, None, len, 9);
+        let seq = Sequence::new(shape, None, LEN, 9);
         for isa in isas() {
             let whole = {
                 let mut backend = backend(isa, 2);
-                let pool = Pool::new(&mut backend, layout(&shape, 16, dtype), &[len], 1);
-                run(&mut backend, &[&seq], &pool, &[vec![len]]).remove(0)
+                let pool = Pool::new(&mut backend, layout(&shape, 16, dtype), &[LEN], 1);
+                run(&mut backend, &[&seq], &pool, &[vec![LEN]]).remove(0)
             };
             if isa == Isa::detect() {
                 assert_close(&whole, &seq.reference(isa, dtype), tolerance(dtype, false), "long context");
             }
             for threads in [1, 4] {
                 let mut backend = backend(isa, threads);
-                let pool = Pool::new(&mut backend, layout(&shape, 100, dtype), &[len], 2);
+                let pool = Pool::new(&mut backend, layout(&shape, 100, dtype), &[LEN], 2);
                 let steps: Vec<_> = steps.iter().map(|rows| vec![*rows]).collect();
                 let decoded = run(&mut backend, &[&seq], &pool, &steps).remove(0);
                 assert!(bits(&decoded) == bits(&whole), "{isa}, {dtype:?}, {threads} threads, window {window:?}");
