@@ -3,7 +3,7 @@
 # the kernels, and the interpreter of tests/ptx runs them and looks for races (docs/ptx.md). No GPU is needed. What
 # NVRTC makes is kept in target/tmp for the next run. For sm_90a the tests of single kernels run, and one of whole
 # models: the others of models, of exact resume, of starts and of measurements are about the host's code, which the
-# emulation has run, and scripts/serve-on-ptx.sh serves on executed PTX. One test is left out that adds up 65,536 keys.
+# emulation has run, and scripts/serve-on-ptx.sh serves on executed PTX. One test is left out that adds up 131,072 keys.
 # For sm_80 those tests of attention run that compare its kernels with the CPU in all their forms, because its tiles and
 # kernels are other ones there. How launches mix sequences and share prefixes is the same for both. With --all
 # everything runs.

@@ -436,7 +436,7 @@ fn mean_of_halves(
 /// tokens would count less (or more) than the second.
 #[test]
 fn sums_do_not_drift_over_many_tiles() {
-    const NUM_TILES: usize = 1024;
+    const NUM_TILES: usize = 2048;
     // A large tile of each of 4 heads is enough for a device that runs one thread block at a time, so the prefill
     // kernel takes all keys in one chunk, 64 at a time. The kernel without tensor cores takes 32 keys at a time, and
     // the decode kernel a 32nd of all in a chunk.
