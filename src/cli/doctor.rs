@@ -172,6 +172,8 @@ struct Cpu {
     /// The instruction set that would be used.
     isa: &'static str,
     available: Vec<&'static str>,
+    /// `device.isa = auto` passes over `avx512`, because `avx512-vnni` multiplies bfloat16 faster.
+    has_slow_dot_products: bool,
     threads: usize,
 }
 
@@ -383,7 +385,12 @@ fn nvrtc(options: &DriverOptions) -> Result<Nvrtc, String> {
 fn cpu(config: &DeviceConfig) -> Finding<Cpu> {
     let isa = Isa::choose(config.isa.chosen());
     let available = Isa::ALL.into_iter().filter(|isa| isa.is_available()).map(Isa::name).collect();
-    Finding::new(isa.map(|isa| Cpu { isa: isa.name(), available, threads: config.num_threads() }))
+    Finding::new(isa.map(|isa| Cpu {
+        isa: isa.name(),
+        available,
+        has_slow_dot_products: Isa::Avx512.has_slow_dot_products(),
+        threads: config.num_threads(),
+    }))
 }
 
 fn cache(options: &DriverOptions) -> Finding<KernelCacheFacts> {
@@ -559,7 +566,16 @@ impl Display for OpenGpu {
 
 impl Display for Cpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} (has {}), {} threads", self.isa, self.available.join(", "), self.threads)
+        let Self { isa, available, has_slow_dot_products, threads } = self;
+        write!(f, "{isa} (has {}), {threads} threads", available.join(", "))?;
+        if *has_slow_dot_products {
+            write!(
+                f,
+                "\n          device.isa = auto passes over avx512: this processor multiplies bfloat16 faster with \
+                 avx512-vnni"
+            )?;
+        }
+        Ok(())
     }
 }
 

@@ -81,7 +81,7 @@ pub struct LoadOptions {
     pub device: DeviceKind,
     /// Threads of the CPU backend.
     pub threads: usize,
-    /// `None`: the best instruction set of this machine.
+    /// `None`: the best instruction set of this machine ([`Isa::detect`]).
     pub isa: Option<Isa>,
     pub driver: DriverOptions,
     pub cuda_graphs: bool,

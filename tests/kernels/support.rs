@@ -15,8 +15,8 @@ pub const KV_DTYPES: [KvDType; 6] =
 
 /// The instruction sets of this machine, or the one that `KERNEL_ISA` names. AMX is only emulated if it is named.
 pub fn isas() -> impl Iterator<Item = Isa> {
-    let best = Isa::detect();
-    isas_with_tiles(wanted_isa() == Some(Isa::Amx)).filter(move |isa| *isa <= best || wanted_isa().is_some())
+    let has_tiles = Isa::detect() == Isa::Amx || wanted_isa().is_some();
+    isas_with_tiles(wanted_isa() == Some(Isa::Amx)).filter(move |isa| *isa != Isa::Amx || has_tiles)
 }
 
 /// The same and AMX, for tests that are fast enough in emulation.

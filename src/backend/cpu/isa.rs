@@ -1,10 +1,12 @@
 //! Instruction sets: which ones this processor has, and how a kernel runs on each.
 
+use super::register_loops::are_dots_slow;
 use super::simd::{Portable, SimdKernel};
 use crate::DType;
 use pagetide_base::error::StartError;
 use std::fmt;
 use std::str::FromStr;
+use std::sync::OnceLock;
 
 /// The instruction set of all kernels of a backend. Results of two instruction sets may differ in rounding. Results of
 /// the same instruction set never differ.
@@ -98,14 +100,24 @@ impl Isa {
         }
     }
 
-    /// The best one available, and not AMX if it is emulated.
+    /// The best one available: not AMX if it is emulated, and not [`Isa::Avx512`] if its dot products are slow
+    /// ([`Isa::has_slow_dot_products`]).
     pub fn detect() -> Self {
         #[cfg(target_arch = "x86_64")]
         let is_emulated = |isa| isa == Isa::Amx && super::tile_registers::are_emulated();
         #[cfg(not(target_arch = "x86_64"))]
         let is_emulated = |_| false;
-        let best = Self::ALL.into_iter().rev().find(|isa| isa.is_available() && !is_emulated(*isa));
-        best.unwrap_or(Isa::Portable)
+        let is_good = |isa: &Isa| isa.is_available() && !is_emulated(*isa) && !isa.has_slow_dot_products();
+        Self::ALL.into_iter().rev().find(is_good).unwrap_or(Isa::Portable)
+    }
+
+    /// Whether this is [`Isa::Avx512`], the processor has it, and multiply-adds in float32 multiply bfloat16 faster
+    /// there than dot products do. The first call of the process measures that, in about a millisecond.
+    pub fn has_slow_dot_products(self) -> bool {
+        static ARE_SLOW: OnceLock<bool> = OnceLock::new();
+        self == Isa::Avx512
+            && self.is_available()
+            && *ARE_SLOW.get_or_init(|| are_dots_slow(|kernel| self.run(kernel), |kernel| self.run(kernel)))
     }
 
     /// The given one, or the best one if none is given.

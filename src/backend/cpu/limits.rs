@@ -5,6 +5,7 @@ use super::CpuBackend;
 #[cfg(target_arch = "x86_64")]
 use super::gemm::amx;
 use super::memory::Buffer;
+use super::register_loops::{DotPairs, MulAdd, RUNS};
 use super::simd::{LANES, Simd, SimdKernel};
 use crate::DType;
 use pagetide_base::error::StartError;
@@ -26,8 +27,6 @@ const READ_BYTES: usize = 1 << 30;
 const STREAMS: usize = 4;
 /// How long each variant is tried.
 const TRY_FOR: Duration = Duration::from_millis(200);
-/// Runs over all accumulators in one measurement: some tens of microseconds on any processor.
-const RUNS: usize = 1 << 14;
 
 impl CpuBackend {
     /// Measures for some seconds with all threads. Products are those of weights in `dtype`. Nothing else should run
@@ -126,51 +125,5 @@ impl SimdKernel for Read<'_> {
             }
         }
         sums.iter().map(|sum| simd.sum(*sum)).sum()
-    }
-}
-
-/// `CHAINS` chains of multiply-adds, [`RUNS`] long.
-struct MulAdd<const CHAINS: usize>;
-
-impl<const CHAINS: usize> SimdKernel for MulAdd<CHAINS> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        let (factor, term) = (simd.splat(black_box(0.999)), simd.splat(black_box(0.001)));
-        let mut chains = [simd.splat(black_box(0.5)); CHAINS];
-        for _ in 0..RUNS {
-            for chain in &mut chains {
-                *chain = simd.mul_add(*chain, factor, term);
-            }
-        }
-        for chain in chains {
-            black_box(simd.to_array(chain));
-        }
-    }
-}
-
-/// `CHAINS` chains of dot products of pairs, [`RUNS`] long.
-struct DotPairs<const CHAINS: usize>;
-
-impl<const CHAINS: usize> SimdKernel for DotPairs<CHAINS> {
-    type Output = ();
-    const HAS_BF16_PRODUCTS: bool = true;
-
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        let words = black_box([0x3c00_3c00u32; LANES]);
-        // SAFETY: sixteen pairs.
-        let weights = unsafe { simd.load_pairs(words.as_ptr()) };
-        let x = black_box(0x3c00_3c00);
-        let mut chains = [simd.splat(black_box(0.5)); CHAINS];
-        for _ in 0..RUNS {
-            for chain in &mut chains {
-                *chain = simd.dot_pairs(*chain, weights, x);
-            }
-        }
-        for chain in chains {
-            black_box(simd.to_array(chain));
-        }
     }
 }
