@@ -46,6 +46,7 @@ choice!(
         Auto = "auto",
         Amx = "amx",
         Avx512 = "avx512",
+        Avx512Widened = "avx512-widened",
         Avx512Vnni = "avx512-vnni",
         Avx512Base = "avx512-base",
         AvxVnni = "avx-vnni",

@@ -74,6 +74,7 @@ impl IsaChoice {
             IsaChoice::Auto => None,
             IsaChoice::Amx => Some(Isa::Amx),
             IsaChoice::Avx512 => Some(Isa::Avx512),
+            IsaChoice::Avx512Widened => Some(Isa::Avx512Widened),
             IsaChoice::Avx512Vnni => Some(Isa::Avx512Vnni),
             IsaChoice::Avx512Base => Some(Isa::Avx512Base),
             IsaChoice::AvxVnni => Some(Isa::AvxVnni),

@@ -73,7 +73,7 @@ impl Sequence {
     /// `[tokens.len(), num_heads * head_dim]`: the output of these tokens.
     pub fn reference_of(&self, tokens: impl IntoIterator<Item = usize>, isa: Isa, dtype: KvDType) -> Vec<f64> {
         // AVX-512 and AMX multiply bfloat16 with bfloat16.
-        let in_pairs = matches!(isa, Isa::Avx512 | Isa::Amx) && dtype == DType::BF16;
+        let in_pairs = matches!(isa, Isa::Avx512Widened | Isa::Avx512 | Isa::Amx) && dtype == DType::BF16;
         let q_dtype = if in_pairs { dtype } else { DType::F32.into() };
         let q_codes = match dtype {
             KvDType::Codes(CodeType::Int8) if (Isa::Avx2..=Isa::Amx).contains(&isa) => Some(CodeType::Int8),

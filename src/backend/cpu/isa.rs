@@ -28,14 +28,17 @@ pub enum Isa {
     Avx512Base,
     /// AVX-512 as above, with dot products of bytes (VNNI).
     Avx512Vnni,
-    /// AVX-512 as above, with dot products of bfloat16 (BF16).
+    /// AVX-512 as below, for processors whose dot products of bfloat16 are slow: products with weights in bfloat16 are
+    /// those of [`Isa::Avx512Vnni`]. Attention is that of [`Isa::Avx512`].
+    Avx512Widened,
+    /// AVX-512 as [`Isa::Avx512Vnni`], with dot products of bfloat16 (BF16).
     Avx512,
     /// AVX-512 as above, and matrix products of bfloat16 and of bytes on AMX tiles.
     Amx,
 }
 
 impl Isa {
-    pub const ALL: [Isa; 10] = [
+    pub const ALL: [Isa; 11] = [
         Isa::Portable,
         Isa::Neon,
         Isa::NeonDotprod,
@@ -44,6 +47,7 @@ impl Isa {
         Isa::AvxVnni,
         Isa::Avx512Base,
         Isa::Avx512Vnni,
+        Isa::Avx512Widened,
         Isa::Avx512,
         Isa::Amx,
     ];
@@ -58,6 +62,7 @@ impl Isa {
             Isa::AvxVnni => "avx-vnni",
             Isa::Avx512Base => "avx512-base",
             Isa::Avx512Vnni => "avx512-vnni",
+            Isa::Avx512Widened => "avx512-widened",
             Isa::Avx512 => "avx512",
             Isa::Amx => "amx",
         }
@@ -90,34 +95,42 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Vnni => Isa::Avx512Base.is_available() && is_x86_feature_detected!("avx512vnni"),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => Isa::Avx512Vnni.is_available() && is_x86_feature_detected!("avx512bf16"),
+            Isa::Avx512Widened | Isa::Avx512 => {
+                Isa::Avx512Vnni.is_available() && is_x86_feature_detected!("avx512bf16")
+            }
             #[cfg(target_arch = "x86_64")]
             Isa::Amx => Isa::Avx512.is_available() && super::tile_registers::is_available(),
             #[cfg(not(target_arch = "aarch64"))]
             Isa::Neon | Isa::NeonDotprod | Isa::NeonI8mm => false,
             #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx2 | Isa::AvxVnni | Isa::Avx512Base | Isa::Avx512Vnni | Isa::Avx512 | Isa::Amx => false,
+            Isa::Avx2
+            | Isa::AvxVnni
+            | Isa::Avx512Base
+            | Isa::Avx512Vnni
+            | Isa::Avx512Widened
+            | Isa::Avx512
+            | Isa::Amx => false,
         }
     }
 
-    /// The best one available: not AMX if it is emulated, and not [`Isa::Avx512`] if its dot products are slow
-    /// ([`Isa::has_slow_dot_products`]).
+    /// The best one available: not AMX if it is emulated, and [`Isa::Avx512Widened`] instead of [`Isa::Avx512`] where
+    /// dot products of bfloat16 are slow. The first call of the process measures that, in about a millisecond.
     pub fn detect() -> Self {
+        static ARE_DOTS_SLOW: OnceLock<bool> = OnceLock::new();
         #[cfg(target_arch = "x86_64")]
         let is_emulated = |isa| isa == Isa::Amx && super::tile_registers::are_emulated();
         #[cfg(not(target_arch = "x86_64"))]
         let is_emulated = |_| false;
-        let is_good = |isa: &Isa| isa.is_available() && !is_emulated(*isa) && !isa.has_slow_dot_products();
-        Self::ALL.into_iter().rev().find(is_good).unwrap_or(Isa::Portable)
+        let run_both = || are_dots_slow(|kernel| Isa::Avx512.run(kernel), |kernel| Isa::Avx512.run(kernel));
+        Self::best(|isa| isa.is_available() && !is_emulated(isa), || *ARE_DOTS_SLOW.get_or_init(run_both))
     }
 
-    /// Whether this is [`Isa::Avx512`], the processor has it, and multiply-adds in float32 multiply bfloat16 faster
-    /// there than dot products do. The first call of the process measures that, in about a millisecond.
-    pub fn has_slow_dot_products(self) -> bool {
-        static ARE_SLOW: OnceLock<bool> = OnceLock::new();
-        self == Isa::Avx512
-            && self.is_available()
-            && *ARE_SLOW.get_or_init(|| are_dots_slow(|kernel| self.run(kernel), |kernel| self.run(kernel)))
+    /// The best one that can be used. `are_dots_slow` is asked where AVX-512's dot products of bfloat16 would be used.
+    fn best(is_usable: impl Fn(Isa) -> bool, are_dots_slow: impl Fn() -> bool) -> Self {
+        match Self::ALL.into_iter().rev().find(|isa| is_usable(*isa)).unwrap_or(Isa::Portable) {
+            Isa::Avx512 if are_dots_slow() => Isa::Avx512Widened,
+            best => best,
+        }
     }
 
     /// The given one, or the best one if none is given.
@@ -141,10 +154,11 @@ impl Isa {
         self == Isa::Amx && dtype == DType::BF16
     }
 
-    /// Whether products of this type can be computed as dot products of pairs, by one instruction or on tile registers.
+    /// Whether attention multiplies this type in dot products of pairs, by one instruction or on tile registers.
+    /// Products with weights do too, but not with [`Isa::Avx512Widened`].
     #[inline]
     pub(super) fn has_dot_products_for(self, dtype: DType) -> bool {
-        matches!(self, Isa::Avx512 | Isa::Amx) && dtype == DType::BF16
+        matches!(self, Isa::Avx512Widened | Isa::Avx512 | Isa::Amx) && dtype == DType::BF16
     }
 
     /// Runs `kernel` compiled for this instruction set.
@@ -181,12 +195,12 @@ impl Isa {
             Isa::Avx512 | Isa::Amx if const { K::HAS_BF16_PRODUCTS } => unsafe { super::simd::run_avx512(kernel) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Vnni | Isa::Avx512 | Isa::Amx if const { K::HAS_INTEGER_PRODUCTS } => unsafe {
+            Isa::Avx512Vnni | Isa::Avx512Widened | Isa::Avx512 | Isa::Amx if const { K::HAS_INTEGER_PRODUCTS } => unsafe {
                 super::simd::run_avx512_vnni(kernel)
             },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Base | Isa::Avx512Vnni | Isa::Avx512 | Isa::Amx => unsafe {
+            Isa::Avx512Base | Isa::Avx512Vnni | Isa::Avx512Widened | Isa::Avx512 | Isa::Amx => unsafe {
                 super::simd::run_avx512_base(kernel)
             },
             // SAFETY: as above.
@@ -206,7 +220,13 @@ impl Isa {
                 unreachable!("{self} is never available on this architecture")
             }
             #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx2 | Isa::AvxVnni | Isa::Avx512Base | Isa::Avx512Vnni | Isa::Avx512 | Isa::Amx => {
+            Isa::Avx2
+            | Isa::AvxVnni
+            | Isa::Avx512Base
+            | Isa::Avx512Vnni
+            | Isa::Avx512Widened
+            | Isa::Avx512
+            | Isa::Amx => {
                 unreachable!("{self} is never available on this architecture")
             }
         }
@@ -227,5 +247,20 @@ impl FromStr for Isa {
             let names: Vec<_> = Self::ALL.into_iter().map(Isa::name).collect();
             format!("'{text}' is not an instruction set; choose from {}", names.join(", "))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slow_dot_products_of_bfloat16_are_not_chosen() {
+        let up_to = |last: Isa| move |isa: Isa| isa <= last;
+        assert_eq!(Isa::best(up_to(Isa::Avx512), || true), Isa::Avx512Widened);
+        assert_eq!(Isa::best(up_to(Isa::Avx512), || false), Isa::Avx512);
+        for other in Isa::ALL.into_iter().filter(|isa| *isa != Isa::Avx512) {
+            assert_eq!(Isa::best(up_to(other), || unreachable!("{other} uses no such products")), other);
+        }
     }
 }

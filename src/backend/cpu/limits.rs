@@ -4,6 +4,7 @@
 use super::CpuBackend;
 #[cfg(target_arch = "x86_64")]
 use super::gemm::amx;
+use super::isa::Isa;
 use super::memory::Buffer;
 use super::register_loops::{DotPairs, MulAdd, RUNS};
 use super::simd::{LANES, Simd, SimdKernel};
@@ -73,7 +74,7 @@ impl CpuBackend {
             rate(2 * LANES * 8 * RUNS, &|| self.isa.run(MulAdd::<8>)),
             rate(2 * LANES * 12 * RUNS, &|| self.isa.run(MulAdd::<12>)),
         ];
-        let has_dot_products = self.isa.has_dot_products_for(dtype);
+        let has_dot_products = self.isa.has_dot_products_for(dtype) && self.isa != Isa::Avx512Widened;
         let dot = [
             rate(4 * LANES * 8 * RUNS, &|| self.isa.run(DotPairs::<8>)),
             rate(4 * LANES * 12 * RUNS, &|| self.isa.run(DotPairs::<12>)),
