@@ -41,19 +41,19 @@ impl CpuBackend {
         data.as_mut_slice().fill(1);
         let data = data.as_slice();
         // Which variant is fastest depends on the machine.
-        let ways = [(65 << 10, true), (260 << 10, true), (65 << 10, false), (260 << 10, false)];
-        let rates = ways.map(|(stream_bytes, prefetch)| {
+        let ways = [0, 1, 2].map(|levels| [65 << 10, 260 << 10].map(|stream_bytes| (stream_bytes, levels)));
+        let rates = ways.as_flattened().iter().map(|&(stream_bytes, prefetched_levels)| {
             let parts = data.chunks_exact(STREAMS * stream_bytes);
             let (num_parts, part_bytes) = (parts.len(), STREAMS * stream_bytes);
             let pass = shortest(|| {
                 self.team.for_each(num_parts, |part| {
                     let part = &data[part * part_bytes..][..part_bytes];
-                    black_box(self.isa.run(Read { part, stream_bytes, prefetch }));
+                    black_box(self.isa.run(Read { part, stream_bytes, prefetched_levels }));
                 });
             });
             (num_parts * part_bytes) as f64 / pass.as_secs_f64()
         });
-        Ok(rates.into_iter().fold(0.0, f64::max))
+        Ok(rates.fold(0.0, f64::max))
     }
 
     fn measure_products(&self, dtype: DType) -> f64 {
@@ -103,7 +103,8 @@ struct Read<'a> {
     /// `[STREAMS * stream_bytes]`
     part: &'a [u8],
     stream_bytes: usize,
-    prefetch: bool,
+    /// Of the caches: none, the first, or the first and the second.
+    prefetched_levels: u8,
 }
 
 impl SimdKernel for Read<'_> {
@@ -120,8 +121,10 @@ impl SimdKernel for Read<'_> {
                 let at = begin.wrapping_add(stream * self.stream_bytes + step * STEP_BYTES);
                 // SAFETY: a whole step of a stream, which is within the part.
                 *sum = simd.add(*sum, unsafe { simd.load(at.cast()) });
-                if self.prefetch {
-                    simd.prefetch(at.wrapping_add(2048));
+                match self.prefetched_levels {
+                    0 => {}
+                    1 => simd.prefetch(at.wrapping_add(2048)),
+                    _ => simd.prefetch_weights(at),
                 }
             }
         }

@@ -127,7 +127,9 @@ impl<F: WeightsFormat> ProductKernel<'_, F> {
                 let mut column = [self.format.load(simd, at(0)); P];
                 for p in 0..P {
                     column[p] = self.format.load(simd, at(p));
-                    if M <= 8 {
+                    if M <= 4 {
+                        simd.prefetch_weights(at(p));
+                    } else if M <= 8 {
                         simd.prefetch(at(p).wrapping_add(PREFETCH_BYTES));
                     }
                 }
@@ -153,5 +155,6 @@ const fn has_width<S: Simd>(panels: usize) -> bool {
     panels == S::ROW_PANELS || panels == S::TILE_PANELS
 }
 
-/// How far ahead weights are prefetched where memory is the limit.
+/// How far ahead weights are prefetched where the products limit as much as the memory does. There,
+/// [`Simd::prefetch_weights`] takes too many instructions.
 const PREFETCH_BYTES: usize = 2048;

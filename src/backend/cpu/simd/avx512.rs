@@ -176,6 +176,10 @@ impl<const VNNI: bool, const BF16: bool> Simd for Avx512<VNNI, BF16> {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
     }
     #[inline(always)]
+    fn prefetch_far(self, address: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
+    }
+    #[inline(always)]
     fn splat_int(self, x: i32) -> __m512i {
         unsafe { _mm512_set1_epi32(x) }
     }

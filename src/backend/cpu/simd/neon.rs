@@ -310,6 +310,12 @@ impl<const DOT: bool, const MATRIX: bool> Simd for Neon<DOT, MATRIX> {
         }
     }
     #[inline(always)]
+    fn prefetch_far(self, address: *const u8) {
+        unsafe {
+            asm!("prfm pldl2keep, [{}]", in(reg) address, options(readonly, nostack, preserves_flags));
+        }
+    }
+    #[inline(always)]
     fn splat_int(self, x: i32) -> [int32x4_t; 4] {
         unsafe { [vdupq_n_s32(x); 4] }
     }

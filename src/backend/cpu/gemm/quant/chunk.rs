@@ -8,6 +8,7 @@ use super::super::super::simd::{LANES, Simd};
 use super::super::quant_input::{MAX_TILE_ROWS, QuantRow};
 use super::formats::{PART, PanelFormat, num_parts, parts_of_block};
 use crate::quant::MAX_BLOCK_WEIGHTS;
+use std::ops::Range;
 
 /// Whether the rows `2i` and `2i + 1` of a register tile are a pair ([`Simd::PAIRS_ROWS`]). For two rows, bringing the
 /// weights into order takes as many instructions as it saves.
@@ -21,12 +22,17 @@ fn for_rows<S: Simd, const M: usize>(simd: S, of_columns: S::V) -> [S::V; 2] {
     if const { has_pairs::<S, M>() } { simd.pair_rows([of_columns; 2]) } else { [of_columns; 2] }
 }
 
-/// Prefetches what a step needs of a later chunk. Where the panel is in a cache already, this costs little.
+/// Prefetches what these steps, of the 8 of a part, need of a later chunk. Where the panel is in a cache already, this
+/// costs little.
 #[inline(always)]
-fn prefetch<S: Simd, F: PanelFormat>(simd: S, chunk: *const u8, step: usize) {
+fn prefetch<S: Simd, F: PanelFormat>(simd: S, chunk: *const u8, part: usize, steps: Range<usize>) {
     if !F::IS_UNPACKED {
-        let bytes = PanelLayout::of(F::FORMAT).chunk_bytes.div_ceil(8 * num_parts::<F>());
-        simd.prefetch(chunk.wrapping_add(PREFETCH_BYTES + step * bytes));
+        const { assert!(PanelLayout::of(F::FORMAT).chunk_bytes.is_multiple_of(CACHE_LINE)) }
+        let part_bytes = PanelLayout::of(F::FORMAT).chunk_bytes / num_parts::<F>();
+        let num_lines = part_bytes.div_ceil(CACHE_LINE);
+        for line in steps.start * num_lines / 8..steps.end * num_lines / 8 {
+            simd.prefetch_weights(chunk.wrapping_add(part * part_bytes + line * CACHE_LINE));
+        }
     }
 }
 
@@ -52,8 +58,8 @@ pub(super) unsafe fn add_chunk<S: Simd, F: PanelFormat, const M: usize, const P:
             // misses at a time. With many rows they are together, because the compiler moves no load of an operand
             // across one.
             let are_together = M > 2;
-            for step in 0..if are_together { 8 } else { 0 } {
-                prefetch::<S, F>(simd, at[0], 8 * part + step);
+            if are_together {
+                prefetch::<S, F>(simd, at[0], part, 0..8);
             }
             // Counted from the start of the row.
             let part_in_row = chunk * num_parts::<F>() + part;
@@ -91,7 +97,7 @@ pub(super) unsafe fn add_chunk<S: Simd, F: PanelFormat, const M: usize, const P:
                             let mut codes = [[simd.table(&[0; LANES]); 4]; P];
                             $(
                                 if !are_together {
-                                    prefetch::<S, F>(simd, at[0], 8 * part + $step);
+                                    prefetch::<S, F>(simd, at[0], part, $step..$step + 1);
                                 }
                                 for p in 0..P {
                                     codes[p][$step % 4] = format.codes::<S, $step>(simd, at[p], part);
@@ -122,7 +128,7 @@ pub(super) unsafe fn add_chunk<S: Simd, F: PanelFormat, const M: usize, const P:
                         } else {
                             $(
                                 if !are_together {
-                                    prefetch::<S, F>(simd, at[0], 8 * part + $step);
+                                    prefetch::<S, F>(simd, at[0], part, $step..$step + 1);
                                 }
                                 let mut codes = [simd.table(&[0; LANES]); P];
                                 for p in 0..P {
@@ -328,5 +334,5 @@ const HALF: usize = PART / 2;
 /// panels of a task. Tiles of the input begin at multiples of it.
 pub(super) const BLOCK_ROWS: usize = 8 * MAX_TILE_ROWS;
 
-/// How far ahead weights are prefetched where memory is the limit.
-const PREFETCH_BYTES: usize = 4096;
+/// Bytes of a line of the caches.
+const CACHE_LINE: usize = 64;
