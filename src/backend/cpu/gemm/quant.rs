@@ -22,7 +22,7 @@ use super::super::pack::PanelLayout;
 use super::super::simd::{LANES, Simd, SimdKernel};
 use super::many_rows::many_rows;
 use super::part::{ProductPart, QuantOperands};
-use super::quant_input::MAX_TILE_ROWS;
+use super::quant_input::{MAX_TILE_ROWS, QuantRow};
 use crate::quant::QuantFormat;
 use chunk::{BLOCK_ROWS, add_chunk, has_pairs};
 use formats::{Iq4Nl, Iq4Xs, Mxfp4, PanelFormat, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
@@ -136,9 +136,13 @@ impl<F: PanelFormat> SimdKernel for QuantKernel<'_, F> {
                 if const { is_taken_apart::<S, F>() } {
                     // (The bounds are constants, so that no code is made for tiles that an instruction set does not
                     // use.)
-                    if const { S::QUANT_ROWS == 8 && S::QUANT_PANELS == 2 } && left >= 2 {
+                    if const { S::QUANT_ROWS == 8 && S::QUANT_PANELS == 2 && S::SUMS_IN_SHORTS } && left >= 2 {
                         width = 2;
                         first_left = self.many_rows::<S, 4, 2>(simd, &rows, panel);
+                    } else if const { S::QUANT_ROWS == 8 && S::QUANT_PANELS == 2 } && left >= 2 {
+                        // Sixteen sums in flight. With the eight of four rows, products wait for the ones before them.
+                        width = 2;
+                        first_left = self.many_rows::<S, 8, 2>(simd, &rows, panel);
                     } else if const { S::QUANT_ROWS == 8 } {
                         first_left = self.many_rows::<S, 8, 1>(simd, &rows, panel);
                     } else if const { S::QUANT_ROWS == 4 } {
@@ -163,14 +167,16 @@ const fn is_taken_apart<S: Simd, F: PanelFormat>() -> bool {
 }
 
 impl<F: PanelFormat> QuantKernel<'_, F> {
-    /// Computes all whole tiles of `M` rows of `P` panels if the rows are many. Returns the first row that is left.
+    /// Computes all whole tiles of `M` rows of `P` panels if the rows are many, and of two panels also a tile of four
+    /// rows behind them. Returns the first row that is left.
     #[inline(always)]
     fn many_rows<S: Simd, const M: usize, const P: usize>(&self, simd: S, rows: &Range<usize>, panel: usize) -> usize {
         // The rows of a register tile are in one tile of the input.
         if rows.len() < self.many_rows.max(M) || !rows.start.is_multiple_of(MAX_TILE_ROWS) {
             return rows.start;
         }
-        let rows = rows.start..rows.start + rows.len() / M * M;
+        let unit = const { last_height::<M, P>() };
+        let rows = rows.start..rows.start + rows.len() / unit * unit;
         let end = rows.end;
         simd.call(UnpackedTiles::<F, M, P> { kernel: self, rows, panel });
         end
@@ -241,8 +247,13 @@ impl<F: PanelFormat> QuantKernel<'_, F> {
     }
 }
 
-/// Whole tiles of `M` rows of `P` panels, from a whole tile of the input on. The panels are taken apart once for all of
-/// them. The rows and the panels are those of the part.
+/// Rows of the last register tile of `P` panels, where the others have `M`.
+const fn last_height<const M: usize, const P: usize>() -> usize {
+    if P == 2 { 4 } else { M }
+}
+
+/// Whole tiles of `M` rows of `P` panels, from a whole tile of the input on, and perhaps one of [`last_height`] behind
+/// them. The panels are taken apart once for all of them. The rows and the panels are those of the part.
 struct UnpackedTiles<'k, 'a, F, const M: usize, const P: usize> {
     kernel: &'k QuantKernel<'a, F>,
     rows: Range<usize>,
@@ -259,6 +270,7 @@ impl<F: PanelFormat, const M: usize, const P: usize> SimdKernel for UnpackedTile
         let QuantKernel { operands, format, .. } = kernel;
         let layout = PanelLayout::of(F::FORMAT);
         const { assert!(F::BLOCKS == PanelLayout::of(F::FORMAT).blocks) };
+        let whole = rows.len() / M * M;
         let mut results = [[[0.0_f32; LANES]; P]; BLOCK_ROWS];
         let mut space = [const { UnpackedChunk::new() }; P];
         // SAFETY: the panels exist (`ProductPart::run`), no row is past the part's last, and a panel has `num_chunks`
@@ -271,34 +283,60 @@ impl<F: PanelFormat, const M: usize, const P: usize> SimdKernel for UnpackedTile
                     space[p].fill(simd, *format, data.add(chunk * layout.chunk_bytes));
                     at[p] = space[p].as_ptr();
                 }
-                for first in (0..rows.len()).step_by(M) {
-                    let x = operands.x.row(F::IS_SMALL, rows.start + first);
-                    let mut sums = [[simd.splat(0.0); P]; M];
-                    for m in 0..M {
-                        for p in 0..P {
-                            sums[m][p] = simd.load(results[first + m][p].as_ptr());
-                        }
-                    }
-                    add_chunk(simd, Unpacked(*format), at, chunk, x, &mut sums);
-                    for m in 0..M {
-                        for p in 0..P {
-                            simd.store(results[first + m][p].as_mut_ptr(), sums[m][p]);
-                        }
-                    }
+                let operands_of = |first: usize| (at, chunk, operands.x.row(F::IS_SMALL, rows.start + first));
+                for first in (0..whole).step_by(M) {
+                    add_to_stored::<S, F, M, P>(simd, *format, operands_of(first), &mut results[first..]);
+                }
+                if const { last_height::<M, P>() < M } && whole < rows.len() {
+                    add_to_stored::<S, F, 4, P>(simd, *format, operands_of(whole), &mut results[whole..]);
                 }
             }
-            for first in (0..rows.len()).step_by(M) {
-                let mut sums = [[simd.splat(0.0); P]; M];
-                for m in 0..M {
-                    for p in 0..P {
-                        sums[m][p] = simd.load(results[first + m][p].as_ptr());
-                    }
-                }
+            for first in (0..whole).step_by(M) {
                 let row = rows.start + first;
-                kernel.store(simd, row, row..row + M, panel, sums);
+                kernel.store(simd, row, row..row + M, panel, load_stored::<S, M, P>(simd, &results[first..]));
+            }
+            if const { last_height::<M, P>() < M } && whole < rows.len() {
+                let row = rows.start + whole;
+                kernel.store(simd, row, row..row + 4, panel, load_stored::<S, 4, P>(simd, &results[whole..]));
             }
         }
     }
+}
+
+/// Adds the products of a chunk with `M` rows to results in memory.
+///
+/// # Safety
+/// The chunk was taken apart, and the input has this chunk of these rows.
+#[inline(always)]
+unsafe fn add_to_stored<S: Simd, F: PanelFormat, const M: usize, const P: usize>(
+    simd: S,
+    format: F,
+    (at, chunk, x): ([*const u8; P], usize, QuantRow),
+    results: &mut [[[f32; LANES]; P]],
+) {
+    let mut sums = load_stored::<S, M, P>(simd, results);
+    // SAFETY: the caller's promise; a row of results has `LANES` floats for each panel.
+    unsafe {
+        add_chunk(simd, Unpacked(format), at, chunk, x, &mut sums);
+        for (results, sums) in results.iter_mut().zip(sums) {
+            for p in 0..P {
+                simd.store(results[p].as_mut_ptr(), sums[p]);
+            }
+        }
+    }
+}
+
+/// The results of the first `M` rows.
+#[inline(always)]
+fn load_stored<S: Simd, const M: usize, const P: usize>(simd: S, results: &[[[f32; LANES]; P]]) -> [[S::V; P]; M] {
+    let mut sums = [[simd.splat(0.0); P]; M];
+    for m in 0..M {
+        for p in 0..P {
+            // SAFETY: a row of results has `LANES` floats for each panel.
+            sums[m][p] = unsafe { simd.load(results[m][p].as_ptr()) };
+        }
+    }
+    sums
 }
 
 /// A register tile: `M` rows of a panel, all in one tile of the input, of which some are stored. A single row is alone
