@@ -103,13 +103,7 @@ impl Isa {
             #[cfg(not(target_arch = "aarch64"))]
             Isa::Neon | Isa::NeonDotprod | Isa::NeonI8mm => false,
             #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx2
-            | Isa::AvxVnni
-            | Isa::Avx512Base
-            | Isa::Avx512Vnni
-            | Isa::Avx512Widened
-            | Isa::Avx512
-            | Isa::Amx => false,
+            _ => false,
         }
     }
 
@@ -220,13 +214,7 @@ impl Isa {
                 unreachable!("{self} is never available on this architecture")
             }
             #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx2
-            | Isa::AvxVnni
-            | Isa::Avx512Base
-            | Isa::Avx512Vnni
-            | Isa::Avx512Widened
-            | Isa::Avx512
-            | Isa::Amx => {
+            _ => {
                 unreachable!("{self} is never available on this architecture")
             }
         }
