@@ -387,6 +387,3 @@ impl<B: Countable> Backend for Profiled<B> {
         self.inner.waited_for_copies()
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -6,6 +6,7 @@ mod blocks;
 mod experts;
 mod fused;
 mod linear;
+mod profile;
 mod quant;
 mod random;
 mod rows;

@@ -156,22 +156,8 @@ impl Isa {
     }
 
     /// Runs `kernel` compiled for this instruction set.
-    #[cfg(not(test))]
     #[inline]
     pub(super) fn run<K: SimdKernel>(self, kernel: K) -> K::Output {
-        self.run_compiled(kernel)
-    }
-
-    /// Kernels take a minute to compile for all instruction sets. Unit tests need none of them; `tests/kernels` runs
-    /// them all.
-    #[cfg(test)]
-    pub(super) fn run<K: SimdKernel>(self, kernel: K) -> K::Output {
-        assert_eq!(self, Isa::Portable, "unit tests have kernels in plain Rust only");
-        kernel.run(Portable)
-    }
-
-    #[inline]
-    pub(super) fn run_compiled<K: SimdKernel>(self, kernel: K) -> K::Output {
         debug_assert!(self.is_available());
         match self {
             Isa::Portable => kernel.run(Portable),

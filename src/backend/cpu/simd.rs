@@ -361,14 +361,14 @@ mod tests {
             let mut x = -87.3f32;
             while x < 88.0 {
                 let xs: [f32; LANES] = std::array::from_fn(|i| x + i as f32 * 0.001);
-                for (x, y) in xs.iter().zip(isa.run_compiled(Exp(xs))) {
+                for (x, y) in xs.iter().zip(isa.run(Exp(xs))) {
                     let expected = f64::from(*x).exp();
                     assert!((f64::from(y) / expected - 1.0).abs() < 3e-7, "{isa}: exp({x}) = {y}, not {expected}");
                 }
                 x += 0.0531;
             }
             let ends = [f32::NEG_INFINITY, -1e30, -90.0, 0.0, 100.0, f32::INFINITY];
-            let ends = isa.run_compiled(Exp(std::array::from_fn(|i| ends[i.min(5)])));
+            let ends = isa.run(Exp(std::array::from_fn(|i| ends[i.min(5)])));
             assert_eq!(&ends[..4], &[0.0, 0.0, 0.0, 1.0], "{isa}");
             assert!(ends[4].is_finite() && ends[4] > 1e38 && ends[5].is_finite(), "{isa}: {ends:?}");
         }
@@ -389,7 +389,7 @@ mod tests {
         for isa in available() {
             for first in (0..=u16::MAX).step_by(LANES) {
                 let bits: [u16; LANES] = std::array::from_fn(|i| first + i as u16);
-                let (bf16, f16) = isa.run_compiled(Halves(bits));
+                let (bf16, f16) = isa.run(Halves(bits));
                 for i in 0..LANES {
                     let same = |got: f32, expected: f32| {
                         got.to_bits() == expected.to_bits() || got.is_nan() && expected.is_nan()
@@ -439,7 +439,7 @@ mod tests {
         let matrix: [[f32; LANES]; LANES] =
             std::array::from_fn(|i| std::array::from_fn(|j| ((i * 16 + j) * 37 % 256) as f32 * 1.1f32.powi(j as i32)));
         for isa in available() {
-            let (transposed, masked, sum, max) = isa.run_compiled(Moves(matrix));
+            let (transposed, masked, sum, max) = isa.run(Moves(matrix));
             for i in 0..LANES {
                 for j in 0..LANES {
                     assert_eq!(transposed[i][j], matrix[j][i], "{isa} {i} {j}");

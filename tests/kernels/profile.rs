@@ -1,6 +1,14 @@
-use super::*;
-use crate::cpu::{CpuBackend, CpuOptions, CpuTensor, Isa};
-use crate::{KvDType, NO_SOURCE, NormKind};
+//! What a profile counts for each operation. It wraps the CPU backend, so these tests stand beside those of its kernels:
+//! unit tests would compile the kernels once more.
+
+use pagetide_backend::cpu::{CpuBackend, CpuOptions, CpuTensor, Isa};
+use pagetide_backend::profile::{OperationWork, Profile, Profiled, StepKind, StepPhase, StepTotals};
+use pagetide_backend::{
+    Activation, AttentionShape, Backend, Batch, BatchSeq, DType, Experts, ExpertsShape, Heads, HostTensor, KvDType,
+    KvLayout, NO_SOURCE, Norm, NormKind, TensorRole,
+};
+use pagetide_base::ids::BlockId;
+use std::time::Duration;
 
 const HEADS: AttentionShape =
     AttentionShape { num_heads: 4, num_kv_heads: 2, head_dim: 8, scale: 0.3, window: None, softcap: None };
