@@ -269,8 +269,8 @@ pub trait Backend {
         work: &mut Self::ExpertsWorkspace,
         out: &mut Self::Tensor,
     );
-    /// `out[row] += sigmoid(x[row] · gate) · from[row]` for `gate: [cols of x]`: a shared expert, whose part in a row its
-    /// gate decides.
+    /// `out[row] += sigmoid(x[row] · gate) · from[row]` for `gate: [cols of x]`: a shared expert, whose part in a row
+    /// its gate decides.
     fn add_gated(&mut self, x: &Self::Tensor, gate: &Self::Vector, from: &Self::Tensor, out: &mut Self::Tensor);
     /// `out[i] = x[logit_rows[first + i]]` for `i < num_rows`.
     fn gather_rows(&mut self, x: &Self::Tensor, first: usize, num_rows: usize, out: &mut Self::Tensor);

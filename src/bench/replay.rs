@@ -49,7 +49,8 @@ pub struct BenchReplayArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     num: Option<u64>,
     /// Replay the trace N times, each time with other blocks
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "cache_only")]
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "cache_only")]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     repeat: u64,
     /// Number of tokens per id in the trace
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]

@@ -32,7 +32,8 @@ pub struct ServeArgs {
     concurrency: Vec<u32>,
     /// Mean number of requests per second, sent at random times (Poisson) however many are in flight; a list is
     /// measured one after the other
-    #[arg(long, value_name = "LIST", value_delimiter = ',', conflicts_with = "concurrency", value_parser = parse_positive)]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    #[arg(conflicts_with = "concurrency", value_parser = parse_positive)]
     rate: Vec<f64>,
     /// Send requests at the times in the trace
     #[arg(long, requires = "trace", conflicts_with_all = ["concurrency", "rate"])]

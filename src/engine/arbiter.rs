@@ -108,8 +108,8 @@ impl CopyCosts {
         (self.queued_blocks + num_blocks) as f64 * back
     }
 
-    /// Whether to copy what is expected to take `copy_s` to copy and `compute_s` to compute: where copying is no slower,
-    /// and as a trial where the time computed since the last one has paid for it.
+    /// Whether to copy what is expected to take `copy_s` to copy and `compute_s` to compute: where copying is no
+    /// slower, and as a trial where the time computed since the last one has paid for it.
     pub fn prefers_copies(&mut self, copy_s: f64, compute_s: f64) -> bool {
         let lost_s = copy_s - compute_s;
         if lost_s <= 0.0 {

@@ -76,7 +76,11 @@ pub struct Recording {
 pub enum FileError {
     #[error("it is not a recording of Pagetide")]
     Foreign,
-    #[error("its format is {found}, written by pagetide {by}, and this program (pagetide {}) reads {FORMAT}: replay it with the one that wrote it", env!("CARGO_PKG_VERSION"))]
+    #[error(
+        "its format is {found}, written by pagetide {by}, and this program (pagetide {}) reads {FORMAT}: replay it with \
+         the one that wrote it",
+        env!("CARGO_PKG_VERSION")
+    )]
     Format {
         found: u32,
         /// The version that wrote it.

@@ -45,8 +45,8 @@ impl Case {
         }
     }
 
-    /// Vectors of very different sizes, with elements that are much smaller than others; a zero vector, and vectors that
-    /// are not finite.
+    /// Vectors of very different sizes, with elements that are much smaller than others; a zero vector, and vectors
+    /// that are not finite.
     fn qkv(&self) -> Vec<f32> {
         let (random, head_dim) = (&mut Random(self.seed), self.layout.head_dim);
         let mut numbers = random.floats(self.rows() * self.shape().qkv_cols(), self.dtype);

@@ -312,8 +312,8 @@ fn a_query_does_not_see_how_it_is_served() {
 #[test]
 fn long_contexts_are_the_same_in_decode_and_prefill() {
     const LEN: usize = 2100;
-    // Token by token where the context, and where a window of 20, leaves a partition of 1,024 tokens, and where a window
-    // of 1,100 begins to move. Between these, every 37th token is alone.
+    // Token by token where the context, and where a window of 20, leaves a partition of 1,024 tokens, and where a
+    // window of 1,100 begins to move. Between these, every 37th token is alone.
     let singles = |num| std::iter::repeat_n(1, num);
     let between = (0..25).flat_map(|_| [36, 1]);
     let steps: Vec<usize> =

@@ -1,5 +1,5 @@
-//! What a profile counts for each operation. It wraps the CPU backend, so these tests stand beside those of its kernels:
-//! unit tests would compile the kernels once more.
+//! What a profile counts for each operation. It wraps the CPU backend, so these tests stand beside those of its
+//! kernels: unit tests would compile the kernels once more.
 
 use pagetide_backend::cpu::{CpuBackend, CpuOptions, CpuTensor, Isa};
 use pagetide_backend::profile::{OperationWork, Profile, Profiled, StepKind, StepPhase, StepTotals};
