@@ -65,9 +65,10 @@ class Server:
         with urllib.request.urlopen(self.url + path, timeout=60) as answer:
             return answer.read().decode()
 
-    def post(self, path: str, body: dict) -> dict:
-        data = json.dumps(body).encode()
-        with urllib.request.urlopen(urllib.request.Request(self.url + path, data), timeout=60) as answer:
+    def post(self, path: str, body: dict, key: str = "none") -> dict:
+        headers = {"Authorization": f"Bearer {key}"}
+        request = urllib.request.Request(self.url + path, json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return json.load(answer)
 
     def metric(self, series: str) -> float:
@@ -92,13 +93,13 @@ def cancelling(server: Server):
 
 
 @contextlib.contextmanager
-def paused(server: Server):
+def paused(server: Server, admin_key: str = "none"):
     """Meanwhile all requests wait, so none ends too early on a fast machine."""
-    server.post("/pause_generation", {"mode": "in_place"})
+    server.post("/pause_generation", {"mode": "in_place"}, admin_key)
     try:
         yield
     finally:
-        server.post("/continue_generation", {})
+        server.post("/continue_generation", {}, admin_key)
 
 
 async def start_and_cancel(server: Server, request):

@@ -5,29 +5,25 @@ import json
 import pathlib
 import subprocess
 import urllib.error
-import urllib.request
 
 import openai
 import pytest
-from conftest import RUNNING, program, serving, wait_for
+from conftest import RUNNING, Server, paused, program, serving, wait_for
 from prometheus import scraping
 
 ADMIN = "the-admin"
 RESTARTS = "pagetide_executor_restarts_total"
+WAITING = 'pagetide_requests{state="waiting"}'
 # Sequences have up to 200 tokens, and the pool holds two of them, so that there are preemptions before the failure.
 OPTIONS = (
     *("--num-device-blocks", "28", "--block-size", "16", "--swap-space-gib", "0.01"),
-    *("--set", "scheduler.admission=prompt", "--set", f"server.admin_key={ADMIN}"),
+    *("--preemption-mode", "swap", "--set", "scheduler.admission=prompt", "--set", f"server.admin_key={ADMIN}"),
     *("--set", "server.debug_endpoints=true"),
 )
 
 
-def fail_next_step(url: str) -> dict:
-    request = urllib.request.Request(
-        f"{url}/admin/debug/fail_step", method="POST", headers={"Authorization": f"Bearer {ADMIN}"}
-    )
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        return json.load(answer)
+def fail_next_step(server: Server) -> dict:
+    return server.post("/admin/debug/fail_step", {}, ADMIN)
 
 
 def replay(*arguments) -> str:
@@ -66,12 +62,19 @@ def failed(tmp_path_factory):
         # Prometheus sees an increase only if it has seen the counter at 0 before.
         wait_for(lambda: prometheus.query(f"{RESTARTS} == 0"))
         with concurrent.futures.ThreadPoolExecutor() as pool:
-            asked = [pool.submit(ask, 40 * number, 160) for number in range(4)]
+
+            def ask_together(number: int, count: int) -> list:
+                asked = [pool.submit(ask, 40 * which, count) for which in range(number)]
+                wait_for(lambda: server.metric(WAITING) == number)
+                return asked
+
+            with paused(server, ADMIN):
+                asked = ask_together(4, 160)
             [one.result() for one in asked]
             assert server.metric('pagetide_preemptions_total{mode="swap"}') > 0
-            asked = [pool.submit(ask, 40 * number, 400) for number in range(2)]
-            wait_for(lambda: server.metric(RUNNING) > 0)
-            fail_next_step(server.url)
+            with paused(server, ADMIN):
+                asked = ask_together(2, 400)
+                fail_next_step(server)
             errors = [one.exception() for one in asked]
         assert ask(100, 20) == before, "the server continues and gives the same text"
         wait_for(lambda: prometheus.query(f"{RESTARTS} == 1"))
@@ -106,5 +109,5 @@ def test_there_is_one_recording_which_replays_to_the_same_decisions(failed):
 def test_without_the_setting_nobody_fails_a_step():
     with serving("--set", f"server.admin_key={ADMIN}") as server:
         with pytest.raises(urllib.error.HTTPError) as refused:
-            fail_next_step(server.url)
+            fail_next_step(server)
         assert refused.value.code == 403
