@@ -165,6 +165,8 @@ struct ThreadBlock {
     /// Whether some of them were computed, and not only copied.
     has_computed_undefined: bool,
     shared_shadow: Shadow,
+    /// For each warp: its clock at its last proxy fence.
+    proxy_fences: Vec<u32>,
     warps: Vec<Warp>,
     barriers: [BlockBarrier; 16],
     mbarriers: BTreeMap<u32, Mbarrier>,

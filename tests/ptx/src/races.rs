@@ -91,6 +91,8 @@ pub(crate) struct Knowledge {
     /// Clocks of the block's warps, from the block's first warp on.
     first_warp: u32,
     block: Vec<u32>,
+    /// The same at the warp's last proxy fence.
+    at_proxy_fence: Vec<u32>,
     /// Clocks of other blocks' warps.
     far: HashMap<u32, u32>,
     /// What was known at the last fence, for a later release, and what was read since, for the next fence.
@@ -119,6 +121,7 @@ impl Knowledge {
             lanes: Box::new([[0; 32]; 32]),
             first_warp,
             block: vec![0; num_warps],
+            at_proxy_fence: vec![0; num_warps],
             far: HashMap::new(),
             at_fence: None,
             read_since: None,
@@ -209,6 +212,23 @@ impl Knowledge {
             self.acquire(&read);
         }
         self.at_fence = Some(self.release());
+    }
+
+    /// A fence between proxies: asynchronous accesses behind it are behind all that the warp has done and knows. Returns
+    /// the clock that the warp's accesses have had so far.
+    pub fn fence_proxy(&mut self) -> u32 {
+        self.at_proxy_fence.clone_from(&self.block);
+        self.at_proxy_fence[(self.warp - self.first_warp) as usize] = self.clock;
+        let clock = self.clock;
+        self.fence();
+        clock
+    }
+
+    /// Whether an access of the block is before a proxy fence of the accessing warp or of this one. `fences` are the
+    /// clocks of the block's warps at their last proxy fences.
+    pub fn is_behind_proxy_fence(&self, stamp: Stamp, fences: &[u32]) -> bool {
+        let warp = stamp.warp().wrapping_sub(self.first_warp) as usize;
+        [fences, &self.at_proxy_fence].iter().any(|clocks| clocks.get(warp).is_none_or(|clock| *clock >= stamp.clock))
     }
 
     pub fn released_by_fence(&self) -> Option<&Released> {
@@ -340,6 +360,17 @@ impl Shadow {
             cell.write = me;
         });
         conflict
+    }
+
+    /// The first write of some bytes that is wanted.
+    pub fn find_write(&mut self, at: usize, bytes: usize, is_wanted: impl Fn(Stamp) -> bool) -> Option<Stamp> {
+        let mut found = None;
+        self.visit(at, bytes, |cell, _| {
+            if found.is_none() && cell.write.exists() && is_wanted(cell.write) {
+                found = Some(cell.write);
+            }
+        });
+        found
     }
 
     /// An asynchronous read is done.

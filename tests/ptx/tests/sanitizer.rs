@@ -193,7 +193,14 @@ fn operands_of_a_product_that_may_still_be_read() {
         )
     };
     let (wait, arrive) = ("wgmma.wait_group.sync.aligned 0;", "bar.sync 1, 256;");
-    assert_eq!(kinds(shared, &body(&format!("{wait} {arrive}")), 256), []);
+    let right = body(&format!("{wait} {arrive}"));
+    assert_eq!(kinds(shared, &right, 256), []);
+    // A fence of the warps that read is as good as one of those that have written.
+    let fence = "fence.proxy.async; bar.sync 0;";
+    assert_eq!(kinds(shared, &right.replacen(fence, "bar.sync 0; fence.proxy.async;", 1), 256), []);
+    for without in ["bar.sync 0;", "fence.proxy.async; st.shared.u32 [%r20], 1; bar.sync 0;"] {
+        assert_eq!(kinds(shared, &right.replacen(fence, without, 1), 256), [FindingKind::Proxy], "{without}");
+    }
     // Whether the product has ended when the write comes depends on the order.
     let found = kinds(shared, &body(&format!("{arrive} {wait}")), 256);
     assert_eq!(found, [FindingKind::Race, FindingKind::MissingWait]);

@@ -1,9 +1,9 @@
 //! Loads, stores and atomic operations, with what the sanitizer checks of them.
 
 use super::definedness::UndefinedLanes;
-use super::lanes_of;
 use super::moves::RANK_SHIFT;
 use super::step::Exec;
+use super::{ThreadBlock, Warp, lanes_of};
 use crate::decoder::moves::{LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW};
 use crate::findings::FindingKind;
 use crate::memory::{AccessError, Spot};
@@ -158,6 +158,34 @@ impl Exec<'_, '_> {
             _ => (FindingKind::Race, " that nothing orders"),
         };
         self.report(kind, lane, Some(other), || format!("{what} of {place}{why}"));
+    }
+
+    /// Checks a read by an asynchronous instruction: also that there is a proxy fence behind what ordinary instructions
+    /// have written to shared memory.
+    pub(super) fn check_asynchronous_read(
+        &mut self,
+        lane: usize,
+        target: AccessTarget,
+        bytes: usize,
+        kind: AccessKind,
+    ) {
+        self.check_read(lane, target, bytes, kind);
+        let AccessTarget::Shared { block, offset } = target else { return };
+        let has_writes = |warp: &Warp| warp.has_generic_writes;
+        if block != self.b || !(has_writes(self.warp) || self.blocks[block].warps.iter().any(has_writes)) {
+            return;
+        }
+        let Some(knowledge) = &self.warp.knowledge else { return };
+        let ThreadBlock { shared_shadow, proxy_fences, .. } = &mut self.blocks[block];
+        let unfenced = shared_shadow.find_write(offset, bytes, |write| {
+            write.kind == AccessKind::Ordinary && !knowledge.is_behind_proxy_fence(write, proxy_fences)
+        });
+        if let Some(write) = unfenced {
+            let place = self.describe(target);
+            self.report(FindingKind::Proxy, lane, Some(write), || {
+                format!("an asynchronous read of {place}, which was written without a fence.proxy.async since")
+            });
+        }
     }
 
     /// Checks a read of bytes that must have been written, and its race.
@@ -523,7 +551,10 @@ impl Exec<'_, '_> {
         if proxy_async {
             self.warp.has_generic_writes = false;
         }
-        if let Some(knowledge) = &mut self.warp.knowledge {
+        let Some(knowledge) = &mut self.warp.knowledge else { return };
+        if proxy_async {
+            self.blocks[self.b].proxy_fences[self.warp.index] = knowledge.fence_proxy();
+        } else {
             knowledge.fence();
         }
     }

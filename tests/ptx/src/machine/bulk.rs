@@ -60,16 +60,10 @@ impl Exec<'_, '_> {
         if !self.check_size(lane, address, size) {
             return None;
         }
-        if space == Space::Shared && self.warp.has_generic_writes {
-            self.report(FindingKind::Proxy, lane, None, || {
-                "an asynchronous copy reads shared memory that this warp has written since its last fence.proxy.async"
-                    .into()
-            });
-        }
         let mut contents = vec![0; size];
         for (i, part) in contents.chunks_mut(16).enumerate() {
             let target = self.target(lane, space, address + 16 * i as u64, 16)?;
-            self.check_read(lane, target, 16, AccessKind::Ordinary);
+            self.check_asynchronous_read(lane, target, 16, AccessKind::Ordinary);
             self.fetch(target, part);
         }
         Some(contents)
@@ -235,16 +229,10 @@ impl Exec<'_, '_> {
         let (maps, sources) = (self.addresses(map), self.addresses(from));
         for lane in lanes_of(self.mask) {
             let Some(map) = self.tensor_map(lane, maps[lane], dims) else { return };
-            if self.warp.has_generic_writes {
-                self.report(FindingKind::Proxy, lane, None, || {
-                    "an asynchronous copy reads shared memory that this warp has written since its last fence.proxy.async"
-                        .into()
-                });
-            }
             for (offset, target, bytes) in map.chunks(&self.coordinates(at, lane), sources[lane] & 0xff_ffff) {
                 let Some(target) = target else { continue };
                 let Some(source) = self.target(lane, Space::Shared, offset, bytes) else { return };
-                self.check_read(lane, source, bytes, AccessKind::Ordinary);
+                self.check_asynchronous_read(lane, source, bytes, AccessKind::Ordinary);
                 let mut contents = vec![0; bytes];
                 self.fetch(source, &mut contents);
                 self.note_bulk_read(lane, offset, bytes);

@@ -146,6 +146,7 @@ impl Exec<'_, '_> {
             }
             if let Some(now) = self.stamp(lane, kind) {
                 self.blocks[block].shared_shadow.finish(offset, bytes, copy.stamp, now);
+                self.warp.has_generic_writes = true;
             }
             false
         });

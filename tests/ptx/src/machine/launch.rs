@@ -257,6 +257,7 @@ impl LaunchRun<'_> {
             shared_undefined: None,
             has_computed_undefined: false,
             shared_shadow: Shadow::new(if self.options.sanitize { shared } else { 0 }),
+            proxy_fences: vec![0; self.warps_per_block as usize],
             warps: (0..self.warps_per_block).map(warp).collect(),
             barriers: Default::default(),
             mbarriers: Default::default(),

@@ -7,7 +7,6 @@ use super::PendingProduct;
 use super::access::AccessTarget;
 use super::fragments::{number, product, read_a, read_accumulator, round, write_accumulator};
 use super::step::Exec;
-use crate::findings::FindingKind;
 use crate::program::{MmaShape, Op, PredicateSourceOrConstant, ValueSource};
 use crate::races::AccessKind;
 use crate::syntax::Space;
@@ -90,7 +89,7 @@ impl Exec<'_, '_> {
             for column in (0..k).step_by(column_step) {
                 let address = descriptor.address((first + row) as u64, column as u64, bytes as u64, transposed);
                 let target = self.target(0, Space::Shared, address, READ_BYTES)?;
-                self.check_read(0, target, READ_BYTES, AccessKind::PendingRead);
+                self.check_asynchronous_read(0, target, READ_BYTES, AccessKind::PendingRead);
                 if let AccessTarget::Shared { offset, .. } = target {
                     reads.push(offset);
                 }
@@ -111,11 +110,6 @@ impl Exec<'_, '_> {
         let Op::Wgmma { shape, to, a, b, accumulates, negate, transposed } = op else {
             unreachable!("only called for wgmma")
         };
-        if self.warp.has_generic_writes {
-            self.report(FindingKind::Proxy, 0, None, || {
-                "wgmma reads shared memory that this warp has written since its last fence.proxy.async".into()
-            });
-        }
         let MmaShape { n, k, .. } = *shape;
         let mut reads = Vec::new();
         let a = match a[..] {
