@@ -11,7 +11,8 @@ use pagetide_backend::cuda::device::{
     PinnedBuffer, Stream,
 };
 use pagetide_backend::cuda::driver::{self, DriverOptions, LibrarySummary, compiler};
-use pagetide_backend::{DType, KvLayout, cuda};
+use pagetide_backend::cuda::{self, CudaOptions};
+use pagetide_backend::{DType, KvLayout};
 use pagetide_base::error::StartError;
 use pagetide_config::{Config, DeviceConfig, DeviceKind};
 use pagetide_model::files;
@@ -127,7 +128,8 @@ struct OpenGpu {
     /// Speeds of large copies.
     copies: CopySpeeds,
     small_copies: Option<SmallCopies>,
-    /// Of attention for heads of 128 in bfloat16, as most models have.
+    /// The heads, types and block size that the kernels of attention were compiled for: the model's, if it is here.
+    attention_of: String,
     attention: Vec<Occupancy>,
     /// Why its prompts are not computed on warp groups (docs/gpu.md, "Prompts on Hopper").
     no_warp_groups: Option<&'static str>,
@@ -210,7 +212,18 @@ impl DoctorReport {
         let device = &config.device;
         let cpu = cpu(device);
         let options = &device.driver_options();
-        let gpu = find_gpu(options);
+        let model = files::whereabouts(&config.model.source());
+        let target = LoadTarget::of(&config.load_options());
+        let checked = match &model {
+            Ok(_) => preflight::check_model(config, target),
+            Err(error) => Err(StartError::new(error.to_string())),
+        };
+        let (outlook, no_model) = match checked {
+            Ok(outlook) => (outlook, None),
+            Err(error) => (LoadOutlook::default(), Some(error.to_string())),
+        };
+        let LoadOutlook { conversions, weights, quantized, gpu: of_model } = outlook;
+        let gpu = find_gpu(options, of_model.as_ref());
         let cpu_name = match &cpu {
             Finding::Found(cpu) => Ok(format!("cpu ({}, {} threads)", cpu.isa, cpu.threads)),
             Finding::Error(error) => Err(error.clone()),
@@ -229,17 +242,6 @@ impl DoctorReport {
         let no_fp8 = gpu.as_ref().ok().and_then(|(_, gpu)| gpu.no_fp8_activations.as_ref());
         let no_fp8 = no_fp8.filter(|_| runs_on_gpu && device.fp8_activations);
         let no_fp8 = no_fp8.map(|why| format!("device.fp8_activations = true: {why}"));
-        let model = files::whereabouts(&config.model.source());
-        let target = LoadTarget::of(&config.load_options());
-        let checked = match &model {
-            Ok(_) => preflight::check_model(config, target),
-            Err(error) => Err(StartError::new(error.to_string())),
-        };
-        let (outlook, no_model) = match checked {
-            Ok(outlook) => (outlook, None),
-            Err(error) => (LoadOutlook::default(), Some(error.to_string())),
-        };
-        let LoadOutlook { conversions, weights, quantized } = outlook;
         let is_converted = target == LoadTarget::Gpu && !weights.has_quantized();
         let isa = Isa::choose(device.isa.chosen()).ok().filter(|_| target == LoadTarget::Cpu);
         Self {
@@ -264,15 +266,26 @@ impl DoctorReport {
 }
 
 /// Opens the GPU that a start would use, and tries it: kernels compile and load, matrix products and copies work.
-fn find_gpu(options: &DriverOptions) -> Result<(DeviceInfo, OpenGpu), String> {
+fn find_gpu(options: &DriverOptions, of_model: Option<&CudaOptions>) -> Result<(DeviceInfo, OpenGpu), String> {
     let gpu = driver::find(options).map_err(|why| why.to_string())?;
     let device = gpu.open().map_err(|error| error.to_string())?;
-    let open =
-        try_gpu(&device, options.batch_invariant).map_err(|error| format!("{} fails: {error}", gpu.info().name))?;
+    let attention = match of_model {
+        // Nothing is computed, so there are no buffers.
+        Some(of_model) => CudaOptions { max_rows: 0, max_seqs: 0, max_model_len: 0, ..of_model.clone() },
+        None => llama_attention(options.batch_invariant),
+    };
+    let open = try_gpu(&device, &attention).map_err(|error| format!("{} fails: {error}", gpu.info().name))?;
     Ok((gpu.info().clone(), open))
 }
 
-fn try_gpu(device: &Rc<dyn Device>, batch_invariant: bool) -> DeviceResult<OpenGpu> {
+/// The attention of a Llama of 8 billion parameters.
+fn llama_attention(batch_invariant: bool) -> CudaOptions {
+    let (dtype, num_kv_heads) = (DType::BF16, 8);
+    let kv = KvLayout { num_layers: 32, num_kv_heads, head_dim: 128, block_size: 16, dtype: dtype.into() };
+    CudaOptions { batch_invariant, ..CudaOptions::for_attention(dtype, 4 * num_kv_heads, kv) }
+}
+
+fn try_gpu(device: &Rc<dyn Device>, attention: &CudaOptions) -> DeviceResult<OpenGpu> {
     let (free_bytes, total_bytes) = device.memory()?;
     device.load_modules(&[cuda::sampling::source()])?;
     let [x, w, out] = [(); 3].map(|()| DeviceBuffer::new(device, 64 * 64 * 4));
@@ -290,22 +303,14 @@ fn try_gpu(device: &Rc<dyn Device>, batch_invariant: bool) -> DeviceResult<OpenG
         batched_ms: measured_ms.map(|(batched, _)| batched),
         one_by_one_ms: measured_ms.map(|(_, one_by_one)| one_by_one),
     });
-    let (copies, (attention, no_warp_groups)) = (measure_copies(device)?, try_attention(device, batch_invariant)?);
-    let no_fp8_activations = device.lacks_fp8_products();
-    Ok(OpenGpu { free_bytes, total_bytes, copies, small_copies, attention, no_warp_groups, no_fp8_activations })
-}
-
-/// Loads attention's kernels as a Llama of 8 billion parameters has them. The second result is why its prompts are not
-/// computed on warp groups.
-fn try_attention(
-    device: &Rc<dyn Device>,
-    batch_invariant: bool,
-) -> DeviceResult<(Vec<Occupancy>, Option<&'static str>)> {
-    let (dtype, num_kv_heads) = (DType::BF16, 8);
-    let kv = KvLayout { num_layers: 32, num_kv_heads, head_dim: 128, block_size: 16, dtype: dtype.into() };
-    let options =
-        cuda::CudaOptions { batch_invariant, ..cuda::CudaOptions::for_attention(dtype, 4 * num_kv_heads, kv) };
-    let no_warp_groups = cuda::attention::load(device, &options)?;
+    let copies = measure_copies(device)?;
+    let no_warp_groups = cuda::attention::load(device, attention)?;
+    let CudaOptions { dtype, num_heads, kv, .. } = attention;
+    let KvLayout { num_kv_heads, head_dim, block_size, dtype: kv_dtype, .. } = kv;
+    let attention_of = format!(
+        "{num_heads} heads of {head_dim}, {num_kv_heads} KV heads, {}, KV cache of {kv_dtype} in blocks of {block_size}",
+        dtype.name()
+    );
     let occupancy = |kernel: KernelOccupancy| Occupancy {
         kernel: kernel.name,
         registers: kernel.registers,
@@ -313,7 +318,18 @@ fn try_attention(
         blocks_per_multiprocessor: kernel.blocks_per_sm,
         expected_blocks: kernel.expected_blocks,
     };
-    Ok((device.kernels().into_iter().map(occupancy).collect(), no_warp_groups))
+    let attention = device.kernels().into_iter().map(occupancy).collect();
+    let no_fp8_activations = device.lacks_fp8_products();
+    Ok(OpenGpu {
+        free_bytes,
+        total_bytes,
+        copies,
+        small_copies,
+        attention_of,
+        attention,
+        no_warp_groups,
+        no_fp8_activations,
+    })
 }
 
 fn measure_copies(device: &Rc<dyn Device>) -> DeviceResult<CopySpeeds> {
@@ -524,8 +540,16 @@ impl Display for Nvrtc {
 
 impl Display for OpenGpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { free_bytes, total_bytes, copies, small_copies, attention, no_warp_groups, no_fp8_activations } =
-            self;
+        let Self {
+            free_bytes,
+            total_bytes,
+            copies,
+            small_copies,
+            attention_of,
+            attention,
+            no_warp_groups,
+            no_fp8_activations,
+        } = self;
         write!(
             f,
             "opens; {:.1} of {:.1} GiB free; copies: host to device {:.1} GB/s, device to host {:.1}, both at once \
@@ -544,18 +568,19 @@ impl Display for OpenGpu {
                 write!(f, " (128 of 32 KiB: {batched:.2} ms with one call for many, {one_by_one:.2} ms one by one)")?;
             }
         }
+        write!(f, "\n          attention of {attention_of}:")?;
         for kernel in attention {
             let Occupancy { kernel, registers, shared_bytes, blocks_per_multiprocessor: blocks, expected_blocks } =
                 kernel;
             write!(
                 f,
-                "\n          {kernel}: {blocks} of {expected_blocks} thread blocks on a multiprocessor ({registers} \
+                "\n            {kernel}: {blocks} of {expected_blocks} thread blocks on a multiprocessor ({registers} \
                  registers, {:.1} KiB)",
                 f64::from(*shared_bytes) / 1024.0
             )?;
         }
         if let Some(why) = no_warp_groups {
-            write!(f, "\n          attention of prompts is not computed on warp groups: {why}")?;
+            write!(f, "\n            prompts are not computed on warp groups: {why}")?;
         }
         if let Some(why) = no_fp8_activations {
             write!(f, "\n          device.fp8_activations cannot be true: {why}")?;

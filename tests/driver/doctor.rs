@@ -104,8 +104,8 @@ fn a_machine_with_everything() {
     assert_eq!(report["gpu"]["small_copies"]["batched"], true);
     assert!(report["gpu"]["small_copies"]["one_by_one_ms"].as_f64().unwrap() > 1.0);
     let decode = &report["gpu"]["attention"][1];
-    assert_eq!((&decode["kernel"], &decode["expected_blocks"]), (&"attention_decode".into(), &2.into()), "{report}");
-    assert_eq!(decode["blocks_per_multiprocessor"], 2, "{report}");
+    assert_eq!((&decode["kernel"], &decode["expected_blocks"]), (&"attention_decode".into(), &3.into()), "{report}");
+    assert_eq!(decode["blocks_per_multiprocessor"], 3, "{report}");
     assert_eq!(report["gpu"]["attention"][0]["kernel"], "attention_prefill_hopper", "{report}");
     assert!(report["gpu"]["no_warp_groups"].is_null() && report["gpu"]["no_fp8_activations"].is_null(), "{report}");
     assert_eq!(report["kernel_cache"]["kernels"], 3, "the files that were tried are kept");
@@ -137,6 +137,25 @@ fn fp8_activations_need_hopper_and_a_new_library() {
         let (status, report) = doctor(folder.path(), "cuda").unwrap();
         assert!(report["gpu"]["no_fp8_activations"].as_str().unwrap().contains(why), "{report}");
         assert_eq!(status, Some(0), "it is not asked for");
+    }
+}
+
+#[test]
+fn attention_is_that_of_the_model() {
+    let folder = tempfile::tempdir().unwrap();
+    compile_all(folder.path());
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/quantized/ct-fp8");
+    let model = ["--model", model.to_str().unwrap(), "--set", "model.skip_tokenizer_init=true"];
+    let int8 = [&model[..], &["--set", "cache.dtype=int8"]].concat();
+    // On the hub, so it is not known yet.
+    let unknown = vec!["--model", "nobody/has-this"];
+    for (arguments, attention) in [
+        (model.to_vec(), "4 heads of 16, 2 KV heads, bfloat16, KV cache of bfloat16 in blocks of 16"),
+        (int8, "4 heads of 16, 2 KV heads, bfloat16, KV cache of int8 in blocks of 16"),
+        (unknown, "32 heads of 128, 8 KV heads, bfloat16, KV cache of bfloat16 in blocks of 16"),
+    ] {
+        let Some((_, report)) = doctor_of(folder.path(), "cuda", &arguments) else { return };
+        assert_eq!(report["gpu"]["attention_of"], attention, "{report}");
     }
 }
 

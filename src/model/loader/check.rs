@@ -2,8 +2,8 @@
 //! `pagetide doctor` makes only these.
 
 use super::cpu::MAX_LOGIT_ROWS;
-use super::memory;
 use super::sizes::{checkpoint, dtype, kv_layout, max_model_len, pool_sizes};
+use super::{cuda, memory};
 use crate::checkpoint::Checkpoint;
 use crate::decoder::Decoder;
 use crate::dry::DryBackend;
@@ -13,7 +13,7 @@ use crate::quantized::Conversions;
 use crate::quantizer::QuantizePlan;
 use crate::spec::ModelSpec;
 use crate::tally::WeightTally;
-use pagetide_backend::cuda::driver;
+use pagetide_backend::cuda::{CudaOptions, driver};
 use pagetide_base::error::StartError;
 use std::path::PathBuf;
 use tracing::subscriber::{NoSubscriber, with_default};
@@ -48,6 +48,8 @@ pub struct LoadOutlook {
     pub weights: WeightTally,
     /// Of a load that quantises.
     pub quantized: Option<QuantizedSource>,
+    /// On a GPU: what kernels and buffers would be made for.
+    pub gpu: Option<CudaOptions>,
 }
 
 /// Where a load would take quantised weights from.
@@ -107,6 +109,7 @@ pub fn check(
             LoadTarget::Gpu => decoder.tally().on_gpu(dtype),
             LoadTarget::Cpu | LoadTarget::Nowhere => decoder.tally().clone(),
         };
+        outlook.gpu = (target == LoadTarget::Gpu).then(|| cuda::backend_options(options, spec));
         outlook.quantized = checkpoint.as_ref().and_then(Checkpoint::quantize_plan).map(QuantizedSource::of);
         if target == LoadTarget::Cpu {
             pagetide_backend::cpu::check_layout(&layout)?;

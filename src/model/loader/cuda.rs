@@ -128,33 +128,16 @@ impl GpuLoading {
         progress: &mut WeightsProgress<'_>,
     ) -> Result<(CudaBackend, Decoder<CudaBackend>), StartError> {
         let Self { options, files, spec, .. } = self;
-        let dtype = dtype(options, spec);
-        let max_logit_rows = self.max_seqs().min(MAX_LOGIT_ROWS);
-        let cuda_options = CudaOptions {
-            dtype,
-            num_heads: spec.attention.num_heads,
-            kv: kv_layout(options, spec, dtype),
-            vocab_size: spec.vocab_size,
-            max_rows: self.max_rows(),
-            max_seqs: self.max_seqs(),
-            max_model_len: max_model_len(options, spec),
-            max_logit_rows,
-            graphs: options.cuda_graphs,
-            batch_invariant: options.driver.batch_invariant,
-            fp8_activations: options.fp8_activations,
-            few_rows: FewRowsUse::Timed,
-            softcap: spec.attention.softcap.is_some(),
-            experts: spec.experts.is_some(),
-            windows: spec.windows.iter().copied().collect::<BTreeSet<_>>().into_iter().collect(),
-        };
+        let cuda_options = backend_options(options, spec);
+        let CudaOptions { dtype, max_rows, max_model_len, max_logit_rows, .. } = cuda_options;
         let backend = CudaBackend::new(device.clone(), cuda_options)?;
         let decoder = Decoder::load(
             checkpoint(options, files, spec)?.as_ref(),
             spec.clone(),
             dtype,
-            self.max_rows(),
+            max_rows,
             max_logit_rows,
-            max_model_len(options, spec),
+            max_model_len,
             &backend,
             progress,
         )?;
@@ -167,6 +150,28 @@ impl GpuLoading {
             Some(count) => tracing::info!("{count} matrices are multiplied with FP8 activations"),
         }
         Ok((backend, decoder))
+    }
+}
+
+/// What the kernels and buffers of a load are made for.
+pub(super) fn backend_options(options: &LoadOptions, spec: &ModelSpec) -> CudaOptions {
+    let dtype = dtype(options, spec);
+    CudaOptions {
+        dtype,
+        num_heads: spec.attention.num_heads,
+        kv: kv_layout(options, spec, dtype),
+        vocab_size: spec.vocab_size,
+        max_rows: options.batched_tokens.gpu,
+        max_seqs: options.max_num_seqs,
+        max_model_len: max_model_len(options, spec),
+        max_logit_rows: options.max_num_seqs.min(MAX_LOGIT_ROWS),
+        graphs: options.cuda_graphs,
+        batch_invariant: options.driver.batch_invariant,
+        fp8_activations: options.fp8_activations,
+        few_rows: FewRowsUse::Timed,
+        softcap: spec.attention.softcap.is_some(),
+        experts: spec.experts.is_some(),
+        windows: spec.windows.iter().copied().collect::<BTreeSet<_>>().into_iter().collect(),
     }
 }
 
