@@ -1,8 +1,7 @@
-// Prefill on tensor cores of sm_90a, for plain caches: products of warp groups (`wgmma`), with a warp group of its own
-// for the copies of their operands, as in FlashAttention-3 (Shah et al. 2024, arXiv 2407.08608). It takes the same work
-// list as `attention_prefill` of attention.cu, with the same tiles of query rows, and writes and merges results of
-// chunks in the same way. Its sums are added in another order, so it is not used where both kernels have to give the
-// same bits.
+// Prefill on tensor cores of sm_90a: products of warp groups (`wgmma`), with a warp group of its own for the copies of
+// their operands, as in FlashAttention-3 (Shah et al. 2024, arXiv 2407.08608). It takes the same work list as
+// `attention_prefill` of attention.cu, with the same tiles of query rows, and writes and merges results of chunks in
+// the same way. Its sums are added in another order, so it is not used where both kernels have to give the same bits.
 //
 // Warp group 0 copies: two warps K, two warps V, as far ahead as shared memory has room. Warp groups 1 and 2 have 64
 // query rows each. Each computes the scores of the next tile while it multiplies the weights of this one with V.
@@ -12,25 +11,40 @@
 // map could swizzle, but its box has one size and lies within a block (4 KiB of 16 tokens), and blocks may have any
 // size from 1 to 256. FlashAttention-3 copies small pages in this way, too.
 //
+// Codes of a quantised cache are copied in the same way, to where only the warp that copies them reads them. This warp
+// then makes the tile's elements of them, so the others multiply what a plain cache would hold.
+//
 // Specialised further by
-//   KV_TILE    tokens of K and V that are multiplied at a time: 128, or 64 if the sums of a head need the registers
-//   KV_STAGES  tiles of K, and of V, that shared memory holds
+//   KV_TILE      tokens of K and V that are multiplied at a time: 128, or 64 if the sums of a head need the registers
+//   KV_STAGES    tiles of K, and of V, that shared memory holds
+//   CODE_STAGES  tiles of codes of K, and of V, that shared memory holds besides; with KV_CODES
 #include "include/attention_merge.cuh"
 #include "include/warp_groups.cuh"
-
-static_assert(!HAS_CODES, "codes have attention_prefill");
 
 constexpr int CONSUMERS = 2 * WARP_GROUP;
 constexpr int BLOCK_THREADS = WARP_GROUP + CONSUMERS;
 constexpr int PREFILL_ROWS = 128;
 // Registers of a thread: of those that copy, and of those that compute. All warps together have 168 each.
-constexpr int COPY_REGISTERS = 40, COMPUTE_REGISTERS = 232;
+constexpr int COPY_REGISTERS = HAS_CODES ? 88 : 40, COMPUTE_REGISTERS = (3 * 168 - COPY_REGISTERS) / 2;
 
 // Panels are as wide as a swizzle that divides a head.
 constexpr int PANEL = HEAD_DIM % 64 == 0 ? 64 : HEAD_DIM % 32 == 0 ? 32 : 16;
 constexpr int PANELS = HEAD_DIM / PANEL;
 constexpr int KV_PANEL_SIZE = KV_TILE * PANEL, Q_PANEL_SIZE = PREFILL_ROWS * PANEL;
 constexpr int KV_SIZE = PANELS * KV_PANEL_SIZE, Q_SIZE = PANELS * Q_PANEL_SIZE;
+
+// Where 8 elements of a token are in a tile of K or V.
+__device__ __forceinline__ int chunk_place(int token, int chunk) { return swizzled<PANEL, KV_PANEL_SIZE>(token, chunk); }
+
+// Each of the warps that copy has half of the tokens of a tile of K, or of V.
+constexpr int WARP_TOKENS = KV_TILE / 2;
+#ifdef KV_CODES
+// Codes of a warp's tokens, and their scales behind them.
+constexpr int CODES_SIZE = LOADED_SIZE<WARP_TOKENS>;
+constexpr int ALL_CODES_SIZE = 4 * CODE_STAGES * CODES_SIZE;
+#else
+constexpr int ALL_CODES_SIZE = 0;
+#endif
 
 // Behind the tiles in shared memory.
 struct Control {
@@ -45,53 +59,132 @@ struct Consumers {
     static __device__ __forceinline__ void synchronize() { named_barrier<1, CONSUMERS>(); }
 };
 
-// Copies all tiles of K, or of V, with two warps, of which this one has number `half`. Each copies half of a tile.
-__device__ __forceinline__ void copy_tiles(scalar* tiles, Barriers<KV_STAGES>& barriers, const scalar* head,
-                                           const uint32_t* table, const AttentionItem& item, int half) {
-    constexpr int WARP_TOKENS = KV_TILE / 2, LOOKUPS = WARP_TOKENS / WARP_SIZE;
-    // Chunks of a token that neighbouring lanes copy, as a power of two, and tokens that a warp copies at a time.
-    constexpr int WIDTH = CHUNKS & -CHUNKS, TOKENS = WARP_SIZE / WIDTH;
+// Where the vectors of a warp's tokens of a tile are.
+struct WarpTokens {
+    static constexpr int LOOKUPS = WARP_TOKENS / WARP_SIZE;
     // A row is the vector of a token and head. 2^32 of them are 512 GiB or more.
-    constexpr uint32_t BLOCK_ROWS = BLOCK_STRIDE / HEAD_DIM;
-    const int lane = threadIdx.x % WARP_SIZE, first_chunk = lane % WIDTH;
-    RingPlace<KV_STAGES> place;
-    for (uint32_t first = item.first_key; first < item.end_key; first += KV_TILE) {
-        // Each lane looks up every 32nd of its warp's tokens: their rows in the pool.
-        uint32_t rows[LOOKUPS];
+    static constexpr uint32_t BLOCK_ROWS = BLOCK_STRIDE / HEAD_DIM;
+
+    // The position of the first token.
+    uint32_t first;
+    // Each lane looks up every 32nd token: its row in the pool or, because scales lie between the rows of codes, its
+    // block.
+    uint32_t found[LOOKUPS];
+
+    // Tokens from `end` on are not valid.
+    __device__ __forceinline__ WarpTokens(const uint32_t* table, uint32_t first, uint32_t end) : first(first) {
 #pragma unroll
         for (int i = 0; i < LOOKUPS; i++) {
-            const uint32_t position = first + half * WARP_TOKENS + i * WARP_SIZE + lane;
-            rows[i] = NONE;
-            if (position < item.end_key) {
-                rows[i] = table[position / BLOCK_SIZE] * BLOCK_ROWS + position % BLOCK_SIZE;
+            const uint32_t position = first + i * WARP_SIZE + threadIdx.x % WARP_SIZE;
+            found[i] = NONE;
+            if (position < end) {
+                const uint32_t block = table[position / BLOCK_SIZE];
+                found[i] = HAS_CODES ? block : block * BLOCK_ROWS + position % BLOCK_SIZE;
             }
         }
-        mbarrier_wait(&barriers.empty[place.stage], place.parity ^ 1);
-        scalar* tile = tiles + place.stage * KV_SIZE;
+    }
+
+    // Starts to copy the vectors, 16 bytes at a time: copy `i` of a vector to `place(token, i)`. Tokens that are not
+    // valid are zeros.
+    template <class Place>
+    __device__ __forceinline__ void copy_vectors(const kv_element* head, const Place& place) const {
+        constexpr int CHUNK = VEC<kv_element>, COPIES = HEAD_DIM / CHUNK;
+        // Copies of a token that neighbouring lanes make, as a power of two, and tokens that a warp copies at a time.
+        constexpr int WIDTH = COPIES & -COPIES, TOKENS = WARP_SIZE / WIDTH;
         // More copies at a time would need more registers than these warps have.
-        constexpr int UNROLL = WIDTH == CHUNKS ? 4 : 1;
+        constexpr int UNROLL = WIDTH == COPIES ? 4 : 1;
+        static_assert(UNROLL * TOKENS <= WARP_SIZE, "these tokens are looked up at the same time");
+        const int lane = threadIdx.x % WARP_SIZE, first_copy = lane % WIDTH;
 #pragma unroll 1
         for (int i = 0; i < WARP_TOKENS / TOKENS; i += UNROLL) {
-            const uint32_t looked_up = i * TOKENS < WARP_SIZE ? rows[0] : rows[LOOKUPS - 1];
+            const uint32_t looked_up = i * TOKENS < WARP_SIZE ? found[0] : found[LOOKUPS - 1];
 #pragma unroll
             for (int j = 0; j < UNROLL; j++) {
                 const int token = (i + j) * TOKENS + lane / WIDTH;
-                const uint32_t row = __shfl_sync(FULL_WARP, looked_up, token % WARP_SIZE);
-                const bool valid = row != NONE;
-                const scalar* from = head + uint64_t(valid ? row : 0) * HEAD_DIM;
+                const uint32_t of_token = __shfl_sync(FULL_WARP, looked_up, token % WARP_SIZE);
+                const bool valid = of_token != NONE;
+                const uint64_t index = valid ? of_token : 0;
+                const kv_element* from = head + index * HEAD_DIM;
+                if (HAS_CODES) {
+                    from = head + index * BLOCK_STRIDE + (first + token) % BLOCK_SIZE * HEAD_DIM;
+                }
 #pragma unroll
-                for (int chunk = first_chunk; chunk < CHUNKS; chunk += WIDTH) {
-                    copy_async(tile + swizzled<PANEL, KV_PANEL_SIZE>(half * WARP_TOKENS + token, chunk),
-                               from + chunk * 8, valid);
+                for (int copy = first_copy; copy < COPIES; copy += WIDTH) {
+                    copy_async(place(token, copy), from + copy * CHUNK, valid);
                 }
             }
         }
+    }
+
+#ifdef KV_CODES
+    // Starts to copy the scales of the vectors, eight at a time: these tokens are in one block.
+    __device__ __forceinline__ void copy_scales(const kv_element* head, kv_element* to) const {
+        const int token = threadIdx.x % WARP_SIZE * 8;
+        uint32_t block = NONE;
+#pragma unroll
+        for (int i = 0; i < LOOKUPS; i++) {
+            const uint32_t looked_up = __shfl_sync(FULL_WARP, found[i], token % WARP_SIZE);
+            block = token / WARP_SIZE == i ? looked_up : block;
+        }
+        if (token < WARP_TOKENS) {
+            const bool valid = block != NONE;
+            const kv_element* of_block = head + (valid ? block : 0) * BLOCK_STRIDE;
+            copy_async(to + token * sizeof(bf16), scale_of(of_block, (first + token) % BLOCK_SIZE), valid);
+        }
+    }
+#endif
+};
+
+// Copies all tiles of K, or of V, with two warps, of which this one has number `half`. Each copies half of a tile. With
+// KV_CODES this warp copies codes to `codes` first.
+__device__ __forceinline__ void copy_tiles(scalar* tiles, kv_element* codes, Barriers<KV_STAGES>& barriers,
+                                           const kv_element* head, const uint32_t* table, const AttentionItem& item,
+                                           int half) {
+    const auto tokens_of = [&](uint32_t first) { return WarpTokens(table, first + half * WARP_TOKENS, item.end_key); };
+    RingPlace<KV_STAGES> place;
+#ifdef KV_CODES
+    const auto start_codes = [&](const WarpTokens& tokens, uint32_t stage) {
+        kv_element* to = codes + stage * CODES_SIZE;
+        tokens.copy_vectors(head, [=](int token, int copy) { return to + place_of_copy<WARP_TOKENS>(token, copy); });
+        tokens.copy_scales(head, to + WARP_TOKENS * HEAD_DIM);
+        copy_async_commit();
+    };
+#pragma unroll
+    for (int stage = 0; stage < CODE_STAGES; stage++) {
+        start_codes(tokens_of(item.first_key + stage * KV_TILE), stage);
+    }
+    uint32_t code_stage = 0;
+    for (uint32_t first = item.first_key; first < item.end_key; first += KV_TILE) {
+        // What is looked up is needed after this tile has been made.
+        const WarpTokens later = tokens_of(first + CODE_STAGES * KV_TILE);
+        copy_async_wait<CODE_STAGES - 1>();
+        __syncwarp();  // the codes are there that other lanes have copied
+        mbarrier_wait(&barriers.empty[place.stage], place.parity ^ 1);
+        scalar* tile = tiles + place.stage * KV_SIZE;
+        decode_tokens<WARP_TOKENS, WARP_SIZE, 2>(
+            codes + code_stage * CODES_SIZE, first + half * WARP_TOKENS, item.end_key, threadIdx.x % WARP_SIZE,
+            [=](int token, int chunk) { return tile + chunk_place(half * WARP_TOKENS + token, chunk); });
+        fence_async_proxy();
+        barriers.publish(place.stage);  // and no lane reads the codes any more
+        start_codes(later, code_stage);
+        code_stage = (code_stage + 1) % CODE_STAGES;
+        place.advance();
+    }
+    copy_async_wait<0>();
+#else
+    for (uint32_t first = item.first_key; first < item.end_key; first += KV_TILE) {
+        const WarpTokens tokens = tokens_of(first);
+        mbarrier_wait(&barriers.empty[place.stage], place.parity ^ 1);
+        scalar* tile = tiles + place.stage * KV_SIZE;
+        tokens.copy_vectors(
+            head, [=](int token, int chunk) { return tile + chunk_place(half * WARP_TOKENS + token, chunk); });
         copy_async_commit();
         copy_async_wait<0>();
         fence_async_proxy();
         barriers.publish(place.stage);
         place.advance();
     }
+#endif
 }
 
 // Copies the unit's query rows. Rows without a token or a head are zeros.
@@ -214,13 +307,14 @@ __device__ __forceinline__ void attend(const AttentionParams& p, const Attention
 }
 
 // grid: items of the list * HEAD_TILES;
-// dynamic shared memory: Q_SIZE + 2 * KV_STAGES * KV_SIZE scalars, Control
+// dynamic shared memory: Q_SIZE + 2 * KV_STAGES * KV_SIZE scalars, ALL_CODES_SIZE bytes, Control
 KERNEL_OCCUPANCY(BLOCK_THREADS, 1, attention_prefill_hopper, AttentionParams) {
     DYNAMIC_SHARED_ALIGNED(shared, 1024);
     scalar* q = reinterpret_cast<scalar*>(shared);
     scalar* k_tiles = q + Q_SIZE;
     scalar* v_tiles = k_tiles + KV_STAGES * KV_SIZE;
-    Control& control = *reinterpret_cast<Control*>(v_tiles + KV_STAGES * KV_SIZE);
+    kv_element* codes = reinterpret_cast<kv_element*>(v_tiles + KV_STAGES * KV_SIZE);
+    Control& control = *reinterpret_cast<Control*>(codes + ALL_CODES_SIZE);
     if (threadIdx.x == 0) {
         control.k.init(2, CONSUMERS / WARP_SIZE);
         control.v.init(2, CONSUMERS / WARP_SIZE);
@@ -232,8 +326,8 @@ KERNEL_OCCUPANCY(BLOCK_THREADS, 1, attention_prefill_hopper, AttentionParams) {
         decrease_registers<COPY_REGISTERS>();
         const bool is_v = warp >= 2;
         const uint32_t* table = batch_words(p.batch, p.batch->block_tables) + unit.item.first_block;
-        copy_tiles(is_v ? v_tiles : k_tiles, is_v ? control.v : control.k, head_start(p, is_v, unit.kv_head), table,
-                   unit.item, warp % 2);
+        copy_tiles(is_v ? v_tiles : k_tiles, codes + warp * (ALL_CODES_SIZE / 4), is_v ? control.v : control.k,
+                   head_start(p, is_v, unit.kv_head), table, unit.item, warp % 2);
     } else {
         increase_registers<COMPUTE_REGISTERS>();
         copy_queries(q, p, unit);

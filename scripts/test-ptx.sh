@@ -12,7 +12,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-on_sm_80=(attention::every_head attention::both_kernels attention::random_cases attention::chunks
+on_sm_80=(attention::every_head attention::elements attention::both_kernels attention::random_cases attention::chunks
     attention::batch_invariant kv_codes::)
 slow=(--skip sums_do_not_drift_over_many_tiles --skip every_family_in_float32 --skip resume:: --skip loader::
     --skip bench::)

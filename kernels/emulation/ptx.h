@@ -27,6 +27,21 @@ inline uint32_t pack_f16(float low, float high) { return float_to_f16(low) | uin
 inline uint32_t pack_bf16(float low, float high) { return float_to_bf16(low) | uint32_t(float_to_bf16(high)) << 16; }
 inline float exp2_approx(float x) { return exp2f(x); }
 
+inline uint16_t fma_of_bf16(uint32_t a, uint32_t b, uint32_t c) {
+    const auto number = [](uint32_t bits) { return static_cast<double>(__uint_as_float(bits << 16)); };
+    const double exact = number(a) * number(b) + number(c);
+    float rounded = static_cast<float>(exact);
+    // Rounded to a float first, it may seem to be in the middle of two bfloat16.
+    if ((__float_as_uint(rounded) & 0xffff) == 0x8000 && rounded != exact) {
+        rounded = nextafterf(rounded, exact > rounded ? INFINITY : -INFINITY);
+    }
+    return float_to_bf16(rounded);
+}
+
+inline uint32_t fma_bf16(uint32_t a, uint32_t b, uint32_t c) {
+    return fma_of_bf16(a & 0xffff, b & 0xffff, c & 0xffff) | uint32_t(fma_of_bf16(a >> 16, b >> 16, c >> 16)) << 16;
+}
+
 // --- memory
 
 template <int BYTES, class T> inline T* check_aligned(T* address) {

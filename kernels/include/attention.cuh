@@ -6,6 +6,7 @@
 #include "batch.cuh"
 #include "kv_cache.cuh"
 #include "reduce.cuh"
+#include "swizzle.cuh"
 
 static_assert(HEAD_DIM % 16 == 0 && sizeof(scalar) == 2, "what tensor cores multiply");
 
@@ -99,16 +100,26 @@ __device__ __forceinline__ uint32_t first_visible(const AttentionParams& p, uint
 }
 
 // A tile of the K or V of `TOKENS` tokens as it is copied from the pool. Plain elements are copied to where they are
-// multiplied, [TOKENS][ROW_STRIDE]. Codes are copied as they are, [TOKENS][HEAD_DIM], with their scales behind them,
-// and `finish_tile` makes the tile of them.
+// multiplied, [TOKENS][ROW_STRIDE]. Codes are copied as they are, with their scales behind them, and `decode_tokens`
+// makes the tile of them.
 #ifdef KV_CODES
 constexpr bool HAS_CODES = true;
-constexpr int LOADED_STRIDE = HEAD_DIM;
 template <int TOKENS> constexpr int LOADED_SIZE = TOKENS * (HEAD_DIM + sizeof(bf16));
+
+// Where 16 codes of a token are. The same ones of eight neighbouring tokens are in different banks.
+template <int TOKENS> __device__ __forceinline__ int place_of_copy(int token, int copy) {
+    // As elements of 16 bits.
+    constexpr int ROW = HEAD_DIM / 2, PANEL = ROW % 64 == 0 ? 64 : ROW % 32 == 0 ? 32 : 16;
+    // Rows of an odd number of copies need no swizzle.
+    return ROW % PANEL == 0 ? 2 * swizzled<PANEL, TOKENS * PANEL>(token, copy) : token * HEAD_DIM + copy * 16;
+}
 #else
 constexpr bool HAS_CODES = false;
-constexpr int LOADED_STRIDE = ROW_STRIDE;
 template <int TOKENS> constexpr int LOADED_SIZE = TOKENS * ROW_STRIDE;
+
+template <int TOKENS> __device__ __forceinline__ int place_of_copy(int token, int copy) {
+    return token * ROW_STRIDE + copy * 8;
+}
 #endif
 
 // Starts to copy `TOKENS` tokens with `THREADS` threads, starting at `first`, which is a multiple of `TOKENS` and below
@@ -132,7 +143,7 @@ __device__ __forceinline__ void load_tokens(kv_element* shared, const kv_element
             const uint32_t position = first + token;
             const kv_element* from =
                 head + block_of(position) * BLOCK_STRIDE + position % BLOCK_SIZE * HEAD_DIM + column;
-            copy_async(shared + token * LOADED_STRIDE + column, from, position < end);
+            copy_async(shared + place_of_copy<TOKENS>(token, copy % ROW_CHUNKS), from, position < end);
         }
     }
 #ifdef KV_CODES
@@ -190,33 +201,61 @@ __device__ __forceinline__ VisibleKeys visible_keys(const AttentionParams& p, co
     return keys;
 }
 
-// Makes the tile of elements, [TOKENS][ROW_STRIDE], of loaded codes: each code times its scale, rounded to `scalar` as
-// the elements of a plain cache are. All threads that loaded the codes have waited for them. Afterwards these threads
-// have to wait for each other.
+#ifdef KV_CODES
+// The elements of eight codes of a vector: each code times `scale`, which is in the codes' unit, rounded to `scalar` as
+// the elements of a plain cache are.
+__device__ __forceinline__ Vec<uint32_t, 4> decode_eight(uint32_t first_four, uint32_t last_four, float scale) {
+    Vec<uint32_t, 4> pairs;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint32_t four = i < 2 ? first_four : last_four;
+        if constexpr (is_same<scalar, bf16> && is_same<KV_CODES, Int8>) {
+            // Half of the instructions.
+            pairs.at[i] = Int8::scaled_bf16(four, i % 2, Int8::bf16_factors(scale));
+        } else {
+            const float low = KV_CODES::decode(four, i % 2 * 2), high = KV_CODES::decode(four, i % 2 * 2 + 1);
+            pairs.at[i] = pack<scalar>(low * scale, high * scale);
+        }
+    }
+    return pairs;
+}
+
+// Makes elements of the loaded codes of `TOKENS` tokens, starting at `first`, with `THREADS` threads: 8 elements of a
+// token, its chunk `i`, at `place(token, i)`. All threads that loaded the codes have waited for them, and for each
+// other. Eight neighbouring lanes have the same columns of eight tokens.
+template <int TOKENS, int THREADS, int UNROLL, class Place>
+__device__ __forceinline__ void decode_tokens(const kv_element* loaded, uint32_t first, uint32_t end, int thread,
+                                              const Place& place) {
+    constexpr int LANE_TOKENS = 8, LANE_COPIES = WARP_SIZE / LANE_TOKENS;
+    const bf16* scales = reinterpret_cast<const bf16*>(loaded + TOKENS * HEAD_DIM);
+    const int lane = thread % WARP_SIZE;
+#pragma unroll UNROLL
+    for (int token = thread / WARP_SIZE * LANE_TOKENS + lane % LANE_TOKENS; token < TOKENS;
+         token += THREADS / WARP_SIZE * LANE_TOKENS) {
+        // Slots behind the last token hold anything. Their codes were not copied.
+        const float scale = first + token < end ? to_float(scales[token]) * KV_CODES::UNIT : 0.0f;
+#pragma unroll
+        for (int copy = lane / LANE_TOKENS; copy < HEAD_DIM / 16; copy += LANE_COPIES) {
+            const kv_element* from = loaded + place_of_copy<TOKENS>(token, copy);
+            const Vec<uint32_t, 4> codes = load<4>(reinterpret_cast<const uint32_t*>(from));
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const Vec<uint32_t, 4> pairs = decode_eight(codes.at[2 * half], codes.at[2 * half + 1], scale);
+                store(reinterpret_cast<uint32_t*>(place(token, 2 * copy + half)), pairs);
+            }
+        }
+    }
+}
+#endif
+
+// Makes a tile of elements, [TOKENS][ROW_STRIDE], of a loaded tile of codes.
 template <int TOKENS, int THREADS>
 __device__ __forceinline__ void finish_tile(scalar* tile, const kv_element* loaded, uint32_t first, uint32_t end,
                                             int thread) {
 #ifdef KV_CODES
-    constexpr int ROW_CHUNKS = HEAD_DIM / 16, CHUNKS_IN_ALL = TOKENS * ROW_CHUNKS;
-    const bf16* scales = reinterpret_cast<const bf16*>(loaded + TOKENS * HEAD_DIM);
-#pragma unroll 1
-    for (int chunk = thread; chunk < CHUNKS_IN_ALL; chunk += THREADS) {
-        const int token = chunk / ROW_CHUNKS, column = chunk % ROW_CHUNKS * 16;
-        // Slots behind the last token hold anything. Their codes were not copied.
-        const float scale = first + token < end ? to_float(scales[token]) * KV_CODES::UNIT : 0.0f;
-        const Vec<uint32_t, 4> codes = load<4>(reinterpret_cast<const uint32_t*>(loaded + chunk * 16));
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            Vec<uint32_t, 4> pairs;
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const uint32_t four = codes.at[half * 2 + i / 2];
-                const float low = KV_CODES::decode(four, i % 2 * 2), high = KV_CODES::decode(four, i % 2 * 2 + 1);
-                pairs.at[i] = pack<scalar>(low * scale, high * scale);
-            }
-            store(reinterpret_cast<uint32_t*>(tile + token * ROW_STRIDE + column + half * 8), pairs);
-        }
-    }
+    // Several tokens at a time would need more registers than prefill has.
+    decode_tokens<TOKENS, THREADS, 1>(loaded, first, end, thread,
+                                      [=](int token, int chunk) { return tile + token * ROW_STRIDE + chunk * 8; });
 #endif
 }
 

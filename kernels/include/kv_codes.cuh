@@ -27,6 +27,23 @@ struct Int8 {
         const uint32_t biased = __byte_perm(codes ^ 0x80808080u, 0x4b000000u, 0x7540u + i);
         return __uint_as_float(biased) - 8388736.0f;
     }
+
+    // What `scaled_bf16` takes for a scale, twice.
+    static __device__ __forceinline__ uint32_t bf16_factors(float scale) {
+        return __byte_perm(__float_as_uint(scale * -64.0f), 0, 0x3232);
+    }
+
+    // Codes `2 * pair` and `2 * pair + 1` of four times their scale: bfloat16, rounded once.
+    static __device__ __forceinline__ uint32_t scaled_bf16(uint32_t codes, int pair, uint32_t factors) {
+        const uint32_t selected = 0x202u * pair;
+        // The low 7 bits are a subnormal number, in units of 2^-133. The sign is 2 or 0. Both without a constant that
+        // would need an instruction of its own.
+        const uint32_t low = __byte_perm(codes & 0x7f7f7f7fu, 0, 0x4140u + selected);
+        const uint32_t sign = __byte_perm((codes & 0x80808080u) >> 1, 0, 0x1404u + (selected << 4));
+        // Codes divided by -64, which is exact.
+        const uint32_t exact = fma_bf16(low, 0xff00ff00u, sign);
+        return fma_bf16(exact, factors, 0);
+    }
 };
 
 // OCP's E4M3: a sign, 4 bits of exponent with a bias of 7, 3 bits of mantissa.

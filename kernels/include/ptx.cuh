@@ -57,6 +57,13 @@ DEVICE uint32_t pack_bf16(float low, float high) {
     return y;
 }
 
+// a * b + c of pairs of bfloat16, each rounded once.
+DEVICE uint32_t fma_bf16(uint32_t a, uint32_t b, uint32_t c) {
+    uint32_t y;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(c));
+    return y;
+}
+
 // Pairs of OCP's E4M3 are converted by instructions from sm_89 on.
 #if __CUDA_ARCH__ >= 890
 #define HAS_E4M3_INSTRUCTIONS

@@ -89,8 +89,16 @@ impl Case {
         (before, new, num_blocks)
     }
 
+    /// With codes, K and V of neighbouring tokens have other magnitudes, so that another token's scale is noticed.
     fn numbers(&self, rows: usize, seed: u64) -> Vec<f32> {
-        Random(self.seed ^ seed).floats(rows * self.cols(), self.dtype)
+        let mut numbers = Random(self.seed ^ seed).floats(rows * self.cols(), self.dtype);
+        if self.codes.is_some() {
+            for (i, row) in numbers.chunks_exact_mut(self.cols()).enumerate() {
+                let factor = 0.5f32.powi(i as i32 % 7);
+                row[self.shape.num_heads * self.shape.head_dim..].iter_mut().for_each(|number| *number *= factor);
+            }
+        }
+        numbers
     }
 
     fn input(&self) -> CaseInput {
@@ -176,7 +184,10 @@ fn on_cpu(case: &Case, input: &CaseInput) -> Vec<f32> {
 }
 
 fn on_cuda(case: &Case, device: &Rc<dyn Device>) -> Vec<f32> {
-    let input = case.input();
+    attention_of(case, &case.input(), device)
+}
+
+fn attention_of(case: &Case, input: &CaseInput, device: &Rc<dyn Device>) -> Vec<f32> {
     let max_rows = input.before.num_rows().max(input.new.num_rows()) + 3;
     let mut options = options(case.dtype, case.shape.num_heads, case.layout());
     (options.max_rows, options.batch_invariant) = (max_rows, case.batch_invariant);
@@ -229,6 +240,33 @@ fn random_cases_with_codes() {
         let (random, codes) = (&mut Random(seed), [CodeType::Int8, CodeType::Fp8][seed as usize % 2]);
         let block_size = random.pick(&[8, 16, 24, 64, 256]);
         check(&Case { block_size, codes: Some(codes), ..Case::random(seed * 7919 + 6) });
+    });
+}
+
+/// Tokens that see only themselves have their V as the result: each code times its scale, rounded once. All codes occur,
+/// with the smallest and the largest scales.
+#[test]
+fn elements_of_codes_are_exact() {
+    let kinds = [(DType::BF16, CodeType::Int8), (DType::BF16, CodeType::Fp8), (DType::F16, CodeType::Int8)];
+    // Other kernels have few tokens, and many that are batch-invariant.
+    let uses = [(1, false), (40, true), (40, false)];
+    parallel(0..(kinds.len() * uses.len()) as u64, |i| {
+        let ((dtype, codes), (num_tokens, batch_invariant)) = (kinds[i as usize % 3], uses[i as usize / 3]);
+        let shape = AttentionShape { window: Some(1), ..shape(1, 1, 256) };
+        let (seqs, codes) = (vec![(0, num_tokens); 3], Some(codes));
+        let case = Case { dtype, shape, block_size: 16, seqs, batch_invariant, codes, seed: i };
+        let mut input = case.input();
+        let exponents = if dtype == DType::F16 { [-24, -14, 0, 8] } else { [-133, -126, 3, 119] };
+        for (token, row) in input.numbers[1].chunks_exact_mut(3 * 256).enumerate() {
+            let scale = (1.0 + (token / 4 % 16) as f32 / 16.0) * 2_f32.powi(exponents[token % 4]);
+            let steps = (0..256).map(|step: i32| (step - 127).min(127) as f32 * scale).collect::<Vec<_>>();
+            row[512..].copy_from_slice(&round(&steps, dtype));
+        }
+        let found = attention_of(&case, &input, &device(0));
+        let read = case.read_numbers(&input.numbers[1]);
+        let expected: Vec<f32> = read.chunks_exact(3 * 256).flat_map(|row| row[512..].to_vec()).collect();
+        assert!(expected.iter().all(|x| x.is_finite()));
+        assert_eq!(bits(&found), bits(&expected), "{case:?}");
     });
 }
 
@@ -486,18 +524,19 @@ fn long() -> Case {
 /// Computes one sequence's attention in bfloat16, first of the tokens in the cache: `(query heads, KV heads, head
 /// size)`, `(tokens in the cache, new tokens)`.
 pub fn attend(device: &Rc<dyn Device>, heads: (usize, usize, usize), seq: (usize, usize)) {
-    attend_as(device, heads, seq, false);
+    attend_as(device, heads, seq, false, None);
 }
 
-/// The same, perhaps with `batch_invariant`.
+/// The same, perhaps with `batch_invariant`, and perhaps over a cache of codes.
 pub fn attend_as(
     device: &Rc<dyn Device>,
     (num_heads, num_kv_heads, head_dim): (usize, usize, usize),
     seq: (usize, usize),
     batch_invariant: bool,
+    codes: Option<CodeType>,
 ) {
     let shape = shape(num_heads, num_kv_heads, head_dim);
-    on_cuda(&Case { shape, block_size: 16, seqs: vec![seq], batch_invariant, ..tiled() }, device);
+    on_cuda(&Case { shape, block_size: 16, seqs: vec![seq], batch_invariant, codes, ..tiled() }, device);
 }
 
 /// Checks prompts and decodes on tensor cores.

@@ -4,7 +4,7 @@
 mod counters;
 mod speed;
 
-use crate::attention::hopper::{check_chunks_of_warp_groups, check_warp_groups};
+use crate::attention::hopper::{check_chunks_of_codes, check_chunks_of_warp_groups, check_warp_groups};
 use crate::attention::shared::check_prefixes;
 use crate::attention::{attend, check_fp8_tiles, check_long, check_tiles};
 use crate::emulation::compile::kernels;
@@ -92,15 +92,15 @@ fn broken_kernels_are_found_with_their_line() {
         // One row too many is beyond the block's shared memory.
         (
             "include/attention.cuh",
-            "shared + token * LOADED_STRIDE + column, from",
-            "shared + (token + 4096) * LOADED_STRIDE + column, from",
+            "place_of_copy<TOKENS>(token, copy % ROW_CHUNKS), from",
+            "place_of_copy<TOKENS>(token + 4096, copy % ROW_CHUNKS), from",
             ["out of bounds", "include/attention.cuh:"],
         ),
         // One row too low: what is read of the last row was never written.
         (
             "include/attention.cuh",
-            "shared + token * LOADED_STRIDE + column, from",
-            "shared + max(int(token) - 1, 0) * LOADED_STRIDE + column, from",
+            "place_of_copy<TOKENS>(token, copy % ROW_CHUNKS), from",
+            "place_of_copy<TOKENS>(max(token - 1, 0), copy % ROW_CHUNKS), from",
             ["uninitialized read", "include/"],
         ),
         // Rows of Q one too far.
@@ -174,7 +174,7 @@ fn broken_warp_groups_are_found_with_their_line() {
         return;
     }
     let file = "attention_hopper.cu";
-    let breakages: [Breakage; 8] = [
+    let breakages: [Breakage; 9] = [
         // Products read tiles that the other warps may not have copied.
         (
             file,
@@ -191,8 +191,8 @@ fn broken_warp_groups_are_found_with_their_line() {
         // Copies overwrite tiles that products may read.
         (
             file,
-            "        mbarrier_wait(&barriers.empty[place.stage], place.parity ^ 1);\n",
-            "",
+            "tokens = tokens_of(first);\n        mbarrier_wait(&barriers.empty[place.stage], place.parity ^ 1);\n",
+            "tokens = tokens_of(first);\n",
             ["race", "include/ptx.cuh:"],
         ),
         // A warp's copies may not have ended when it says so.
@@ -201,6 +201,13 @@ fn broken_warp_groups_are_found_with_their_line() {
             "        copy_async_wait<0>();\n        fence_async_proxy();\n        barriers.publish",
             "        fence_async_proxy();\n        barriers.publish",
             ["missing wait", "include/ptx"],
+        ),
+        // Products may read what these tiles held before.
+        (
+            file,
+            "        copy_async_wait<0>();\n        fence_async_proxy();\n        barriers.publish",
+            "        copy_async_wait<0>();\n        barriers.publish",
+            ["missing proxy fence", "include/ptx.cuh:"],
         ),
         // Products read queries that other warps have copied.
         (
@@ -226,6 +233,43 @@ fn broken_warp_groups_are_found_with_their_line() {
         ),
     ];
     check_breakages(&breakages, Architecture::Sm90a, |device| check_chunks_of_warp_groups(device));
+}
+
+/// Its copies of codes.
+#[test]
+fn broken_copies_of_codes_are_found_with_their_line() {
+    if !has_nvcc() {
+        return;
+    }
+    let file = "attention_hopper.cu";
+    let breakages: [Breakage; 5] = [
+        // Codes are read that other lanes may not have copied.
+        (file, "        __syncwarp();  // the codes", "        // the codes", ["race", "include/"]),
+        // Copies of codes may not have ended when they are read.
+        (file, "copy_async_wait<CODE_STAGES - 1>", "copy_async_wait<CODE_STAGES>", ["missing wait", "include/"]),
+        // Products read tiles that are being made.
+        (
+            file,
+            "copied\n        mbarrier_wait(&barriers.empty[place.stage], place.parity ^ 1);\n",
+            "copied\n",
+            ["race", "include/"],
+        ),
+        // Products may read what these tiles held before.
+        (
+            file,
+            "        fence_async_proxy();\n        barriers.publish(place.stage);  //",
+            "        barriers.publish(place.stage);  //",
+            ["missing proxy fence", "include/"],
+        ),
+        // The next codes overwrite those that are read.
+        (
+            file,
+            "        start_codes(later, code_stage);\n        code_stage",
+            "        start_codes(later, (code_stage + 1) % CODE_STAGES);\n        code_stage",
+            ["missing wait", "include/ptx.cuh:"],
+        ),
+    ];
+    check_breakages(&breakages, Architecture::Sm90a, |device| check_chunks_of_codes(device));
 }
 
 /// The product of experts on warp groups.
@@ -346,7 +390,7 @@ fn wrong_fragments_give_wrong_results() {
         ("include/ptx.cuh", "x4.trans.shared", "x4.shared"),
         ("include/ptx.cuh", "e4m3x2.f32 %0, %1, %2", "e4m3x2.f32 %0, %2, %1"),
         ("include/ptx.cuh", "f16x2.e4m3x2", "f16x2.e5m2x2"),
-        ("include/warp_groups.cuh", "% PANEL_CHUNKS ^ pattern", "% PANEL_CHUNKS ^ pattern % 4"),
+        ("include/swizzle.cuh", "% PANEL_CHUNKS ^ pattern", "% PANEL_CHUNKS ^ pattern % 4"),
     ];
     parallel(0..breakages.len() as u64, |i| {
         let (file, from, to) = breakages[i as usize];

@@ -63,6 +63,7 @@ const NUM_HEADS: usize = 4;
 struct PoolCase {
     dtype: DType,
     codes: Option<CodeType>,
+    head_dim: usize,
 }
 
 /// Where the blocks of a run are in its pool.
@@ -77,11 +78,13 @@ const NUM_PLACES: usize = 15;
 impl PoolCase {
     fn layout(&self) -> KvLayout {
         let dtype = self.codes.map_or(self.dtype.into(), KvDType::Codes);
-        KvLayout { num_layers: NUM_LAYERS, num_kv_heads: 1, head_dim: 16, block_size: BLOCK_SIZE, dtype }
+        let head_dim = self.head_dim;
+        KvLayout { num_layers: NUM_LAYERS, num_kv_heads: 1, head_dim, block_size: BLOCK_SIZE, dtype }
     }
 
     fn shape(&self) -> AttentionShape {
-        AttentionShape { num_heads: NUM_HEADS, num_kv_heads: 1, head_dim: 16, scale: 1.0, softcap: None, window: None }
+        let head_dim = self.head_dim;
+        AttentionShape { num_heads: NUM_HEADS, num_kv_heads: 1, head_dim, scale: 1.0, softcap: None, window: None }
     }
 
     fn low(&self) -> Places {
@@ -127,7 +130,7 @@ impl PoolCase {
         let mut backend = CudaBackend::new(device.clone(), options).unwrap();
         backend.allocate_kv(layout, places.num_blocks, 2).unwrap();
         let mut qkv = backend.tensor(max_rows, cols, TensorRole::Activation).unwrap();
-        let mut out = backend.tensor(max_rows, NUM_HEADS * 16, TensorRole::Activation).unwrap();
+        let mut out = backend.tensor(max_rows, NUM_HEADS * self.head_dim, TensorRole::Activation).unwrap();
         for (batch, seed) in [(&before, 1), (&new, 2)] {
             set(device, &qkv, &Random(seed).floats(batch.num_rows() * cols, self.dtype));
             backend.begin(batch);
@@ -139,7 +142,7 @@ impl PoolCase {
             backend.end_step();
             backend.finish_step();
         }
-        let attended = get(device, &out, new.num_rows() * NUM_HEADS * 16);
+        let attended = get(device, &out, new.num_rows() * NUM_HEADS * self.head_dim);
         assert!(backend.swap_out(&[(at(3), BlockId(0)), (at(10), BlockId(1))]));
         assert!(backend.swap_in(&[(BlockId(0), at(13)), (BlockId(1), at(14))]));
         let written: Vec<KvPlace> =
@@ -161,11 +164,14 @@ impl PoolCase {
     }
 }
 
-const POOL_CASES: [PoolCase; 4] = [
-    PoolCase { dtype: DType::BF16, codes: None },
-    PoolCase { dtype: DType::BF16, codes: Some(CodeType::Int8) },
-    PoolCase { dtype: DType::F16, codes: Some(CodeType::Fp8) },
-    PoolCase { dtype: DType::F32, codes: None },
+/// Prompts with heads of 64 are computed on warp groups.
+const POOL_CASES: [PoolCase; 6] = [
+    PoolCase { dtype: DType::BF16, codes: None, head_dim: 16 },
+    PoolCase { dtype: DType::BF16, codes: Some(CodeType::Int8), head_dim: 16 },
+    PoolCase { dtype: DType::F16, codes: Some(CodeType::Fp8), head_dim: 16 },
+    PoolCase { dtype: DType::F32, codes: None, head_dim: 16 },
+    PoolCase { dtype: DType::BF16, codes: None, head_dim: 64 },
+    PoolCase { dtype: DType::F16, codes: Some(CodeType::Int8), head_dim: 64 },
 ];
 
 /// K and V are written, read by attention, and copied: within the pool and to the swap pool and back.
@@ -346,7 +352,7 @@ fn broken_kernels_are_noticed() {
     if !on_emulation() {
         return;
     }
-    let [plain, int8, _, rows] = POOL_CASES;
+    let [plain, int8, _, rows, plain_groups, int8_groups] = POOL_CASES;
     let breakages = [
         (plain, "include/kv_cache.cuh", "return block * BLOCK_STRIDE +", "return uint32_t(block * BLOCK_STRIDE) +"),
         (
@@ -366,6 +372,19 @@ fn broken_kernels_are_noticed() {
             "attention_rows.cu",
             "table[position / BLOCK_SIZE] * BLOCK_STRIDE",
             "uint32_t(table[position / BLOCK_SIZE] * BLOCK_STRIDE)",
+        ),
+        (plain_groups, "attention_hopper.cu", "head + index * HEAD_DIM", "head + uint32_t(index * HEAD_DIM)"),
+        (
+            int8_groups,
+            "attention_hopper.cu",
+            "head + index * BLOCK_STRIDE +",
+            "head + uint32_t(index * BLOCK_STRIDE) +",
+        ),
+        (
+            int8_groups,
+            "attention_hopper.cu",
+            "head + (valid ? block : 0) * BLOCK_STRIDE",
+            "head + uint32_t((valid ? block : 0) * BLOCK_STRIDE)",
         ),
         (plain, "heads.cu", "p.pool + to * BLOCK_STRIDE", "p.pool + uint32_t(to * BLOCK_STRIDE)"),
         (plain, "heads.cu", "p.pool + from * BLOCK_STRIDE", "p.pool + uint32_t(from * BLOCK_STRIDE)"),

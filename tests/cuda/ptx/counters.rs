@@ -15,7 +15,7 @@ use crate::support::{options, parallel, root};
 use pagetide::backend::cuda::device::{Device, ModuleSource};
 use pagetide::backend::cuda::{CudaOptions, FewRowsUse, WeightTiles, module_sources, quantized};
 use pagetide::backend::quant::QuantFormat;
-use pagetide::backend::{DType, KvLayout, WeightFormat};
+use pagetide::backend::{CodeType, DType, KvLayout, WeightFormat};
 use ptx_interpreter::counters::{Counters, InstructionCounts};
 use ptx_interpreter::program::Op;
 use ptx_interpreter::report::{DEVICES, RooflineTimes};
@@ -207,11 +207,15 @@ struct ExpectedKernel {
 }
 
 fn expected_kernels() -> Vec<ExpectedKernel> {
-    let attention = |kernel, shape, seq, times| {
+    let attention_over = |codes, kernel, shape, seq, times| {
         // Which has the other kernel for prompts.
         let batch_invariant = kernel == "attention_prefill";
-        let launches = counted(|device| attend_as(device, (4, 1, 128), seq, batch_invariant));
+        let launches = counted(|device| attend_as(device, (4, 1, 128), seq, batch_invariant, codes));
         ExpectedKernel { kernel, shape, counts: last(&launches, kernel).total(), times }
+    };
+    let attention = |kernel, shape, seq, times| attention_over(None, kernel, shape, seq, times);
+    let over_int8 = |kernel, seq, times| {
+        attention_over(Some(CodeType::Int8), kernel, "the same over a KV cache of int8", seq, times)
     };
     let product = |kernel, shape, format: WeightFormat, (rows, n, k), times| {
         let launches = counted(|device| multiply(device, format, (rows, n, k)));
@@ -236,8 +240,11 @@ fn expected_kernels() -> Vec<ExpectedKernel> {
     let [q4_0, q8_0] = [QuantFormat::Q4_0, QuantFormat::Q8_0].map(WeightFormat::from);
     vec![
         attention("attention_decode", "64 sequences of 512 tokens, 32 heads of 128, 8 KV heads", (511, 1), 64 * 8),
+        over_int8("attention_decode", (511, 1), 64 * 8),
         attention("attention_prefill", "a prompt of 512 tokens, 32 heads of 128, 8 KV heads", (0, 512), 8),
+        over_int8("attention_prefill", (0, 512), 8),
         attention("attention_prefill_hopper", "a prompt of 512 tokens, 32 heads of 128, 8 KV heads", (0, 512), 8),
+        over_int8("attention_prefill_hopper", (0, 512), 8),
         experts("expert_product"),
         experts("expert_product_hopper"),
         few_rows("bfloat16, 1 row, 4096 x 4096", 1),

@@ -54,6 +54,7 @@ const HEADERS: &[(&str, &str)] = files![
     "include/quantized.cuh",
     "include/reduce.cuh",
     "include/sampling.cuh",
+    "include/swizzle.cuh",
     "include/types.cuh",
     "include/warp_groups.cuh",
 ];
