@@ -198,7 +198,9 @@ first_call() {
     fi
     check "an illegal access" 60 tests transfers::an_illegal_access
     # `cargo test` has all of them on the emulation.
-    check "kernels against the CPU" 100 tests $([ $device = cuda ] && echo attention::) rows:: sampling::
+    local kernels=(rows:: sampling::)
+    [ $device = cuda ] && kernels=(attention:: kv_codes:: few_rows:: quantized:: "${kernels[@]}")
+    check "kernels against the CPU" 120 tests "${kernels[@]}"
     # The other tests of resume need the emulation.
     check "exact resume" 60 tests $([ $device = cuda ] && echo resume::same_tokens || echo resume::graphs)
     check "goldens" 60 tests goldens:: experts:: fp8
