@@ -435,7 +435,7 @@ settings! {
         "Other programs need cores, or the system counts hyperthreads as cores.";
     device.isa: RARE, SettingKind::Choice(IsaChoice::NAMES), "", None,
         "Instruction set of the CPU kernels. auto is the best one of this machine. avx512-widened is avx512 that widens \
-         bfloat16 weights to float32: auto is that where the start finds dot products of bfloat16 slower.",
+         bfloat16 weights to float32: auto is that where the processor's dot products of bfloat16 are slower.",
         "To compare instruction sets, or to get the same bytes on different machines.";
     device.memory_utilization: COMMON, SHARE_OR_AUTO, "fraction", Some(("device-memory-utilization", "F")),
         "Fraction of the device's memory for weights and KV blocks; auto is 0.9 on a GPU and 0.5 on the CPU.",
