@@ -25,10 +25,17 @@ USED, SWAPPED = 'pagetide_device_blocks{state="used"}', 'pagetide_swap_blocks{st
 STATES = [f'pagetide_requests{{state="{state}"}}' for state in ("waiting", "running", "swapped")]
 
 
+# They stay bound, so that no connection of a client gets such a port before the server listens at it.
+RESERVED = []
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port that this process reserves. A server may still listen there if it sets SO_REUSEADDR, as most do."""
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    RESERVED.append(reserved)
+    return reserved.getsockname()[1]
 
 
 @dataclasses.dataclass

@@ -10,7 +10,6 @@ import json
 import os
 import pathlib
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,8 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "scripts"))
+from probes import free_port  # noqa: E402
+
 START_TIMEOUT_S = 60
 
 
@@ -33,12 +34,6 @@ def program() -> str:
         if (built := ROOT / "target" / profile / "pagetide").exists():
             return str(built)
     pytest.exit("no pagetide program: cargo build, or set PAGETIDE_BIN", returncode=2)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Server:
