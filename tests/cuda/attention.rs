@@ -243,8 +243,8 @@ fn random_cases_with_codes() {
     });
 }
 
-/// Tokens that see only themselves have their V as the result: each code times its scale, rounded once. All codes occur,
-/// with the smallest and the largest scales.
+/// Tokens that see only themselves have their V as the result: each code times its scale, rounded once. All codes
+/// occur, with the smallest and the largest scales.
 #[test]
 fn elements_of_codes_are_exact() {
     let kinds = [(DType::BF16, CodeType::Int8), (DType::BF16, CodeType::Fp8), (DType::F16, CodeType::Int8)];

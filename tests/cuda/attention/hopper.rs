@@ -26,6 +26,14 @@ fn narrow_panels() -> Case {
     case(DType::BF16, shape(6, 2, 80), 16, &[(300, 30), (0, 45)], 7)
 }
 
+fn capped(shape: AttentionShape) -> AttentionShape {
+    AttentionShape { softcap: Some(0.7), ..shape }
+}
+
+fn windowed(shape: AttentionShape, window: usize) -> AttentionShape {
+    AttentionShape { window: Some(window), ..shape }
+}
+
 fn with_codes(case: Case, codes: CodeType) -> Case {
     Case { codes: Some(codes), ..case }
 }
@@ -60,8 +68,6 @@ fn heads_groups_blocks_and_masks() {
     if asked_for() == Some(Architecture::Sm80) {
         return;
     }
-    let capped = |shape| AttentionShape { softcap: Some(0.7), ..shape };
-    let windowed = |shape, window| AttentionShape { window: Some(window), ..shape };
     let cases = [
         chunked(),
         windows(),
@@ -85,8 +91,6 @@ fn codes_of_every_head_size() {
     if asked_for() == Some(Architecture::Sm80) {
         return;
     }
-    let capped = |shape| AttentionShape { softcap: Some(0.7), ..shape };
-    let windowed = |shape, window| AttentionShape { window: Some(window), ..shape };
     let cases = [
         with_codes(chunked(), CodeType::Int8),
         with_codes(windows(), CodeType::Fp8),

@@ -214,8 +214,8 @@ impl Knowledge {
         self.at_fence = Some(self.release());
     }
 
-    /// A fence between proxies: asynchronous accesses behind it are behind all that the warp has done and knows. Returns
-    /// the clock that the warp's accesses have had so far.
+    /// A fence between proxies: asynchronous accesses behind it are behind all that the warp has done and knows.
+    /// Returns the clock that the warp's accesses have had so far.
     pub fn fence_proxy(&mut self) -> u32 {
         self.at_proxy_fence.clone_from(&self.block);
         self.at_proxy_fence[(self.warp - self.first_warp) as usize] = self.clock;
