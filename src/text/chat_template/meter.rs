@@ -5,6 +5,7 @@
 //! counted and not timed, so that the same template and messages always give the same result.
 
 use super::rewrite;
+use minijinja::tests::is_sameas;
 use minijinja::value::{Rest, Tuple, ValueKind};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, Value, escape_formatter};
 use std::cell::Cell;
@@ -140,14 +141,25 @@ fn weigh_at(value: &Value, depth: usize) -> Fallible<u64> {
     let own = 1 + flat_size(value);
     spend(own)?;
     let mut weight = own;
-    if is_container(value) {
-        let is_map = value.kind() == ValueKind::Map;
-        for item in value.try_iter()? {
-            weight = weight.saturating_add(if is_map {
-                weigh_at(&item, depth + 1)?.saturating_add(weigh_at(&value.get_item(&item)?, depth + 1)?)
-            } else {
-                weigh_at(&item, depth + 1)?
-            });
+    if !is_container(value) {
+        return Ok(weight);
+    }
+    let is_map = value.kind() == ValueKind::Map;
+    // Lists of one list many times, in each other, look like billions of values. The list is weighed once, and counted
+    // as often as it is there.
+    let mut last: Option<(Value, u64)> = None;
+    for item in value.try_iter()? {
+        let added = match &last {
+            Some((same, weight)) if is_sameas(&item, same) => {
+                spend(*weight)?;
+                *weight
+            }
+            _ if is_map => weigh_at(&item, depth + 1)?.saturating_add(weigh_at(&value.get_item(&item)?, depth + 1)?),
+            _ => weigh_at(&item, depth + 1)?,
+        };
+        weight = weight.saturating_add(added);
+        if !is_map && is_container(&item) {
+            last = Some((item, added));
         }
     }
     Ok(weight)
@@ -386,4 +398,36 @@ pub fn install(environment: &mut Environment<'_>) {
     environment.add_function(rewrite::NO_TEMPLATES, || -> Fallible<Value> {
         Err(Error::new(ErrorKind::TemplateNotFound, "a chat template cannot include, import or extend another one"))
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The weight of a value, and what weighing it took of the budget.
+    fn weighed(value: &Value) -> (u64, u64) {
+        LEFT.with(|left| left.work.set(WORK));
+        (weigh(value).expect("it is small"), WORK - LEFT.with(|left| left.work.get()))
+    }
+
+    #[test]
+    fn a_repeated_list_costs_as_much_as_equal_lists() {
+        let list = || Value::from(vec![Value::from("text"), Value::from(vec![1, 2, 3])]);
+        let (first, second) = (list(), list());
+        let repeated = Value::from(vec![first.clone(), first.clone(), first.clone(), second.clone(), first.clone()]);
+        let equal = Value::from((0..5).map(|_| list()).collect::<Vec<_>>());
+        assert_eq!(weighed(&repeated), weighed(&equal));
+        let repeated = Value::from(vec![repeated; 3]);
+        let equal = Value::from((0..3).map(|_| equal.try_iter().unwrap().collect::<Value>()).collect::<Vec<_>>());
+        assert_eq!(weighed(&repeated), weighed(&equal));
+    }
+
+    /// Visiting each would take centuries.
+    #[test]
+    fn lists_of_one_list_are_weighed_at_once() {
+        let value = (0..10).fold(Value::from(vec![1]), |inner, _| Value::from(vec![inner; 1000]));
+        LEFT.with(|left| left.work.set(u64::MAX));
+        let error = weigh(&value).expect_err("it is more than any budget");
+        assert!(error.to_string().contains("it reads more than"), "{error}");
+    }
 }
