@@ -166,10 +166,11 @@ start_time() {
     done
 }
 
-# The kernels of one replayed decode step, by Nsight Compute.
+# The kernels of the graph of one decode step, by Nsight Compute: each of them in step.ncu-rep, a table of them here.
 profile_a_step() {
-    ncu --graph-profiling node --set basic --launch-skip 400 --launch-count 330 \
-        "$pagetide" bench gpu --block-sizes 16
+    ncu --profile-from-start off --graph-profiling node --set basic --force-overwrite --export "$out/step" \
+        "$pagetide" bench gpu --block-sizes 16 --profile-step 32 &&
+        ncu --import "$out/step.ncu-rep" --print-summary per-kernel
 }
 
 sanitize() {
@@ -206,7 +207,7 @@ first_call() {
     check "goldens" 60 tests goldens:: experts:: fp8
     check "start of the server" 40 start_time $([ $device = cuda ] && echo cuda || echo cpu)
     if [ $device = cuda ]; then
-        has ncu && check "profile of a step" 60 profile_a_step
+        has ncu && check "profile of a step" 90 profile_a_step
         has compute-sanitizer && check "memcheck" 60 sanitize memcheck rows::same_numbers transfers::both_directions
         has compute-sanitizer && check "racecheck" 60 sanitize racecheck attention::batch_invariant
     fi

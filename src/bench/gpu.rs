@@ -28,6 +28,11 @@ pub struct GpuArgs {
     /// Also write the figures as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Measure nothing, but run one decode step of N sequences between cuProfilerStart and cuProfilerStop, for a
+    /// profiler that waits for these: `ncu --profile-from-start off`, `nsys profile --capture-range cudaProfilerApi`
+    #[arg(long, value_name = "N", conflicts_with_all = ["quick", "json"])]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1024))]
+    profile_step: Option<u32>,
     #[command(flatten)]
     options: ConfigOptions,
 }
@@ -39,6 +44,11 @@ pub fn run(args: &GpuArgs) -> Result<ExitCode, StartError> {
     log::init(&config.log)?;
     let gpu = driver::find(&config.device.driver_options())?;
     let mut sizes = Sizes { block_sizes: args.block_sizes.clone(), ..Sizes::full() };
+    if let Some(batch) = args.profile_step {
+        profile_step(&gpu.opener(), &sizes, batch as usize)?;
+        let told = format!("profiled a decode step of {batch} sequences after {} tokens each\n", sizes.context);
+        return output::print(told);
+    }
     if args.quick {
         sizes.model = None;
     }
@@ -55,6 +65,12 @@ pub fn run(args: &GpuArgs) -> Result<ExitCode, StartError> {
         std::fs::write(path, text).map_err(|error| StartError::new(format!("--json {}: {error}", path.display())))?;
     }
     printed
+}
+
+/// Runs one decode step of `batch` sequences, with the first of the block sizes, where a profiler sees it alone.
+pub fn profile_step(open: &DeviceOpener, sizes: &Sizes, batch: usize) -> Result<(), StartError> {
+    let model = sizes.model.expect("there is a model to run a step of");
+    steps::profile(open, model, sizes, batch)
 }
 
 /// Measures everything; `report` hears each figure when it is there.

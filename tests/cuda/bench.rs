@@ -1,8 +1,12 @@
-//! `pagetide bench gpu` at sizes that the emulation can do: every figure is there and is finite.
+//! `pagetide bench gpu` at sizes that the emulation can do: every figure is there and is finite, and a profiler sees
+//! one step.
 
-use crate::support::model_device;
+use crate::emulation::{EmulatedDevice, EmulatedOptions};
+use crate::support::{model_device, on_gpu};
+use pagetide::backend::cuda::device::Device;
 use pagetide::backend::{Activation, ExpertsShape};
-use pagetide::bench::gpu::{Sizes, measure};
+use pagetide::bench::gpu::{Sizes, measure, profile_step};
+use std::rc::Rc;
 
 const MODEL: &str = r#"{
   "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16",
@@ -11,9 +15,8 @@ const MODEL: &str = r#"{
   "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": false
 }"#;
 
-#[test]
-fn every_figure_is_measured() {
-    let sizes = Sizes {
+fn sizes() -> Sizes {
+    Sizes {
         heads: (2, 1, 16),
         decodes: vec![(3, 40), (1, 70)],
         shared_prefixes: vec![(3, 600, 550)],
@@ -40,10 +43,14 @@ fn every_figure_is_measured() {
         num_steps: 3,
         rounds: 1,
         runs: 1,
-    };
+    }
+}
+
+#[test]
+fn every_figure_is_measured() {
     let mut figures = Vec::new();
     // Steps are measured over a context that was never computed.
-    measure(&|| Ok(model_device()), &sizes, &mut |figure| figures.push(figure)).unwrap();
+    measure(&|| Ok(model_device()), &sizes(), &mut |figure| figures.push(figure)).unwrap();
     assert!(figures.iter().all(|figure| figure.value.is_finite()), "{figures:#?}");
     let has = |part: &str| figures.iter().filter(|figure| figure.measure.contains(part)).count();
     assert_eq!(has("copy"), 3);
@@ -66,4 +73,20 @@ fn every_figure_is_measured() {
     for part in ["decode, batch 1, context 20", "decode, batch 3", "simple loop", "outside", "while swapping"] {
         assert!(has(part) >= 2, "{part}: {figures:#?}");
     }
+}
+
+#[test]
+fn a_profiler_sees_one_step() {
+    if on_gpu() {
+        return profile_step(&|| Ok(model_device()), &sizes(), 3).unwrap();
+    }
+    let options = EmulatedOptions { takes_unwritten: true, ..EmulatedOptions::default() };
+    let device = Rc::new(EmulatedDevice::new(options));
+    let opened: Rc<dyn Device> = device.clone();
+    profile_step(&move || Ok(opened.clone()), &sizes(), 3).unwrap();
+    let profiled = device.profiled.borrow();
+    let [begin, end] = profiled[..] else { panic!("it begins and ends once: {profiled:?}") };
+    let [launches, graphs, products] = [0, 1, 2].map(|i| end[i] - begin[i]);
+    // Besides the graph, kernels fetch the input, sample, and write the results.
+    assert_eq!((graphs, launches, products), (1, 3, 0));
 }

@@ -107,6 +107,8 @@ pub struct EmulatedDevice {
     pub num_recordings: Cell<u64>,
     /// Matrix products that were enqueued or recorded.
     pub num_matmuls: Cell<u64>,
+    /// Launches, launches of graphs and products so far, each time when a profiler began or ended to measure.
+    pub profiled: RefCell<Vec<[u64; 3]>>,
 }
 
 impl EmulatedDevice {
@@ -148,6 +150,7 @@ impl EmulatedDevice {
             num_graph_launches: Cell::default(),
             num_recordings: Cell::default(),
             num_matmuls: Cell::default(),
+            profiled: RefCell::default(),
         }
     }
 
@@ -584,6 +587,13 @@ impl Device for EmulatedDevice {
 
     fn clear_graphs(&self) {
         self.graphs.borrow_mut().clear();
+    }
+
+    fn set_profiled(&self, is_profiled: bool) -> DeviceResult<()> {
+        let mut profiled = self.profiled.borrow_mut();
+        assert_eq!(profiled.len() % 2, usize::from(!is_profiled), "it begins and ends in turn");
+        profiled.push([&self.num_launches, &self.num_graph_launches, &self.num_matmuls].map(Cell::get));
+        Ok(())
     }
 }
 

@@ -73,6 +73,17 @@ CUresult cuFuncLoad(struct Object* function) {
     return 0;
 }
 
+// There is no profiler.
+CUresult cuProfilerStart(void) {
+    ENTER();
+    return 0;
+}
+
+CUresult cuProfilerStop(void) {
+    ENTER();
+    return 0;
+}
+
 CUresult cuFuncGetParamInfo(struct Object* function, size_t index, size_t* offset, size_t* bytes) {
     ENTER();
     expect(function, FUNCTIONS);

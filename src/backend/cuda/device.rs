@@ -344,6 +344,10 @@ pub trait Device {
     unsafe fn launch_graph(&self, graph: GraphId) -> DeviceResult<()>;
     /// Forgets all graphs.
     fn clear_graphs(&self);
+
+    /// Begins or ends what a profiler measures that waits for this: `ncu --profile-from-start off`, or `nsys profile
+    /// --capture-range cudaProfilerApi`.
+    fn set_profiled(&self, is_profiled: bool) -> DeviceResult<()>;
 }
 
 /// Device memory that is freed when dropped.

@@ -1,6 +1,7 @@
 //! Whole steps of a model of random weights, through the step runner: what the scheduler would see.
 
 use super::figures::{Bandwidths, DeviceOpener, Figure, Goal, Sizes};
+use pagetide_backend::cuda::device::Device;
 use pagetide_base::error::StartError;
 use pagetide_base::ids::{BlockId, CopyId, SeqId};
 use pagetide_base::sampling::params::SamplingParams;
@@ -20,6 +21,7 @@ const SWAPPED_BYTES_PER_STEP: usize = 256 << 20;
 
 /// A loaded model and the blocks of its sequences.
 struct GpuSteps {
+    device: Rc<dyn Device>,
     runner: GpuRunner,
     loaded: LoadedModel,
     /// Bytes of weights that every step reads: all but the table of embeddings, unless it is the head too.
@@ -104,6 +106,25 @@ pub(super) fn measure(
     Ok(())
 }
 
+/// Runs one decode step for a profiler. What comes before it, and the recording of its graph, the profiler does not
+/// see.
+pub(super) fn profile(open: &DeviceOpener, model: &str, sizes: &Sizes, batch: usize) -> Result<(), StartError> {
+    let sizes = Sizes { batches: vec![batch], num_steps: 2, rounds: 1, ..sizes.clone() };
+    let block_size = *sizes.block_sizes.first().expect("there is a block size");
+    let mut steps = GpuSteps::load(open, model, &sizes, block_size)?;
+    steps.prefill(&sizes)?;
+    steps.fill_pool(&sizes);
+    let mut decodes = steps.sequences(batch, &sizes);
+    steps.decode(&mut decodes, sizes.num_steps, false, 0);
+    let plan = steps.plan(&mut decodes, false);
+    steps.device.synchronize()?;
+    steps.device.set_profiled(true)?;
+    steps.runner.submit(&plan);
+    steps.runner.finish();
+    steps.device.synchronize()?;
+    Ok(steps.device.set_profiled(false)?)
+}
+
 impl GpuSteps {
     fn load(open: &DeviceOpener, model: &str, sizes: &Sizes, block_size: usize) -> Result<Self, StartError> {
         let folder = temporary_folder(model)?;
@@ -119,11 +140,12 @@ impl GpuSteps {
         let table = if spec.tied_embeddings { 0 } else { spec.vocab_size * spec.embed_size };
         // The loader wants to be able to open the device again; here it is opened once.
         let device = open()?;
-        let open = Box::new(move || Ok(Rc::clone(&device)));
+        let opened = Rc::clone(&device);
+        let open = Box::new(move || Ok(Rc::clone(&opened)));
         let (runner, loaded) = load_on_gpu(open, &config.load_options(), &files, spec, &mut |_, _| Ok(()))?;
         let params = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
         let weights_read = loaded.weights_bytes - (table * loaded.dtype.size_bytes()) as u64;
-        Ok(Self { runner, loaded, weights_read, params: Arc::new(params) })
+        Ok(Self { device, runner, loaded, weights_read, params: Arc::new(params) })
     }
 
     fn sample(&self) -> Option<SamplePlan> {

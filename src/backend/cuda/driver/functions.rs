@@ -45,6 +45,8 @@ pub(super) const DRIVER_FUNCTIONS: &[&str] = &[
     "cuModuleLoadData",
     "cuModuleUnload",
     "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+    "cuProfilerStart",
+    "cuProfilerStop",
     "cuStreamBeginCapture_v2",
     "cuStreamCreate",
     "cuStreamDestroy_v2",

@@ -439,6 +439,19 @@ impl Device for CudaDevice {
             let _ = unsafe { sys::cuGraphExecDestroy(executable) };
         }
     }
+
+    fn set_profiled(&self, is_profiled: bool) -> DeviceResult<()> {
+        self.context.enter()?;
+        // SAFETY: they only tell a profiler, and do nothing without one.
+        let (result, call) = unsafe {
+            if is_profiled {
+                (sys::cuProfilerStart(), "cuProfilerStart")
+            } else {
+                (sys::cuProfilerStop(), "cuProfilerStop")
+            }
+        };
+        self.context.check(result, call)
+    }
 }
 
 impl Drop for CudaDevice {
