@@ -5,6 +5,7 @@
 
 mod figures;
 mod kernels;
+mod sampling;
 mod steps;
 
 use clap::Args;
@@ -79,6 +80,7 @@ pub fn measure(open: &DeviceOpener, sizes: &Sizes, report: &mut dyn FnMut(Figure
     kernels::products(&open()?, sizes, &bandwidths, report)?;
     kernels::fp8_products(&open()?, sizes, report)?;
     kernels::experts(&open()?, sizes, report)?;
+    sampling::measure(&open()?, sizes, &bandwidths, report)?;
     for block_size in &sizes.block_sizes {
         kernels::attention(&open()?, sizes, *block_size, &bandwidths, report)?;
         kernels::swap(&open()?, sizes, *block_size, &bandwidths, report)?;

@@ -27,6 +27,8 @@ pub struct Sizes {
     pub fp8_product: ((usize, usize), Vec<usize>),
     /// A layer of experts, and rows that it is computed for.
     pub experts: (ExpertsShape, Vec<usize>),
+    /// Tokens of a vocabulary, and rows of logits to sample from.
+    pub sampling: (usize, Vec<usize>),
     pub block_sizes: Vec<usize>,
     /// `config.json` of the model of the whole steps; none are measured without.
     pub model: Option<&'static str>,
@@ -75,6 +77,7 @@ impl Sizes {
             ),
             fp8_product: ((28_672, 4096), vec![1, 8, 32, 256, 2048]),
             products: vec![(6144, 4096), (4096, 4096), (28_672, 4096), (4096, 14_336)],
+            sampling: (128_256, vec![1, 32, 256]),
             block_sizes: vec![16],
             model: Some(LLAMA_8B),
             batches: vec![1, 64, 256],
