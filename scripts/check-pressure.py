@@ -13,12 +13,13 @@ import csv
 import json
 import random
 import re
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+
+from probes import free_port
 
 ROOT = __file__.rsplit("/", 2)[0]
 
@@ -60,9 +61,7 @@ def workload(args):
 
 class Server:
     def __init__(self, args, *options):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         command = [args.binary, "serve", "--model", args.model, "--port", str(self.port),
                    "--block-size", str(args.block_size), "--device", args.device, "--batch-invariant", "true",
                    *options]

@@ -17,7 +17,6 @@ import argparse
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -30,6 +29,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
+from probes import free_port  # noqa: E402
 from vllm_comparison.requests import generate  # noqa: E402
 
 TOLERANCE = 1e-3
@@ -59,12 +59,6 @@ def arguments():
 
 
 # --- servers
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Server:

@@ -1,6 +1,6 @@
 """Starts the program for tests and observes it from outside: its answers, metrics, memory, threads and files.
 
-Needs only Python, and Linux for what it reads from /proc. scripts/soak.py and tests/client use it.
+Needs only Python, and Linux for what it reads from /proc. The soak, the clients' tests and the peers' suites use it.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 ADMIN = "the-admin"
-START_TIMEOUT_S = 60
+START_TIMEOUT_S = 300
 # At most so much of one answer is read, so that no answer fills the memory of a test.
 MOST_READ = 64 << 20
 USED, SWAPPED = 'pagetide_device_blocks{state="used"}', 'pagetide_swap_blocks{state="used"}'

@@ -15,10 +15,11 @@ import time
 from dataclasses import dataclass
 
 from peer_suites.sources import CACHE, ROOT
+from probes import free_port
 
 DEMO = ROOT / "models" / "demo"
 TEMPLATE = pathlib.Path(__file__).with_name("chat_template.jinja")
-START_TIMEOUT_S = 60
+START_TIMEOUT_S = 300
 # Programs that stay up for the next test with the same options.
 KEPT = 2
 
@@ -67,12 +68,6 @@ def demo_model(max_len: int, template: str | None = None, sampling: dict | None 
             # Another process has made the same model.
             shutil.rmtree(making)
     return folder
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def command(options: dict[str, object], names: list[str], model: pathlib.Path) -> list[str]:

@@ -93,7 +93,7 @@ def pytest_run(suite: Suite, tests: list[str], options, results: pathlib.Path):
         command += ["-p", "peer_suites.vllm_plugin", "--continue-on-collection-errors"]
         command += [f"tests/{test}" for test in tests]
     elif suite.name == "llama.cpp":
-        from peer_suites.program import free_port
+        from probes import free_port
 
         folder = suite.root
         environment["LLAMA_SERVER_BIN_PATH"] = str(HERE / "llama_server.py")

@@ -15,8 +15,9 @@ import uuid
 import pytest
 
 from peer_suites import stubs, tensors
-from peer_suites.program import DEMO, binary, demo_model, free_port
+from peer_suites.program import DEMO, binary, demo_model
 from peer_suites.vllm_server import MAX_CONTEXT
+from probes import free_port
 
 ROOT = pathlib.Path(os.environ["PEER_SUITES_SOURCE"])
 ABSENT = {

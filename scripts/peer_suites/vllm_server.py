@@ -7,7 +7,8 @@ import anthropic
 import openai
 import pytest
 
-from peer_suites.program import command, demo_model, free_port, start
+from peer_suites.program import command, demo_model, start
+from probes import free_port
 
 # Tokens of context, where a test does not say how many it needs, and at most.
 CONTEXT = 4096

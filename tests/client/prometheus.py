@@ -33,7 +33,7 @@ class Prometheus:
 
     def api(self, path: str, **parameters):
         query = urllib.parse.urlencode(parameters, doseq=True)
-        with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{query}", timeout=30) as answer:
+        with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{query}", timeout=300) as answer:
             return json.load(answer)["data"]
 
     def query(self, expression: str, **parameters) -> list:
@@ -75,7 +75,7 @@ def scraping(server_url: str, folder: pathlib.Path):
             yield prometheus
         finally:
             process.terminate()
-            process.wait(timeout=20)
+            process.wait(timeout=300)
 
 
 def answers(url: str) -> bool:

@@ -48,7 +48,7 @@ def start(client, lines, endpoint=COMPLETION, **options) -> Batch:
 
 
 def ended(client, batch) -> Batch:
-    wait_for(lambda: client.batches.retrieve(batch.id).status in ENDED, timeout_s=120)
+    wait_for(lambda: client.batches.retrieve(batch.id).status in ENDED)
     return Batch.model_validate(client.batches.retrieve(batch.id).to_dict())
 
 
@@ -198,7 +198,7 @@ def test_a_batch_goes_on_after_the_server_was_killed(tmp_path):
     num_lines = 300
     with contextlib.suppress(AssertionError), serving(*flags) as server, server.client() as client:
         batch = start(client, [request(str(i), SHORT | {"max_tokens": 32}) for i in range(num_lines)])
-        wait_for(lambda: client.batches.retrieve(batch.id).request_counts.completed >= 10, timeout_s=60)
+        wait_for(lambda: client.batches.retrieve(batch.id).request_counts.completed >= 10)
         server.process.send_signal(signal.SIGKILL)
         server.process.wait()
     [journal] = (tmp_path / "batches").glob("*.output")
@@ -271,7 +271,7 @@ MESSAGE = {"max_tokens": 20, "messages": [{"role": "user", "content": "What is P
 
 
 def ended_messages(claude, batch) -> MessageBatch:
-    wait_for(lambda: claude.messages.batches.retrieve(batch.id).processing_status == "ended", timeout_s=120)
+    wait_for(lambda: claude.messages.batches.retrieve(batch.id).processing_status == "ended")
     return MessageBatch.model_validate(claude.messages.batches.retrieve(batch.id).to_dict())
 
 

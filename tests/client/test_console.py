@@ -44,7 +44,7 @@ def results():
     ):
         urls = {"open": free.url, "small": narrow.url, "locked": closed.url, "single": single.url}
         command = ["node", NODE / "console.mjs", json.dumps(urls)]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=240)
+        run = subprocess.run(command, capture_output=True, text=True, timeout=300)
         assert run.returncode == 0, run.stderr
         return json.loads(run.stdout)
 

@@ -27,7 +27,7 @@ def fail_next_step(server: Server) -> dict:
 
 
 def replay(*arguments) -> str:
-    run = subprocess.run([program(), "replay", *map(str, arguments)], capture_output=True, text=True, timeout=120)
+    run = subprocess.run([program(), "replay", *map(str, arguments)], capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout
 

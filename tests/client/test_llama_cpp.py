@@ -13,7 +13,7 @@ STORY = "A lighthouse"
 def stream(server, body: dict) -> list[dict]:
     """The events of a streamed completion, in order."""
     data = json.dumps({**body, "stream": True}).encode()
-    with urllib.request.urlopen(urllib.request.Request(f"{server.url}/completion", data), timeout=60) as answer:
+    with urllib.request.urlopen(urllib.request.Request(f"{server.url}/completion", data), timeout=300) as answer:
         lines = [line.decode().rstrip("\n") for line in answer]
     return [json.loads(line.removeprefix("data: ")) for line in lines if line]
 
@@ -96,7 +96,7 @@ def test_the_dialect_has_llama_cpps_shapes_and_metrics():
     with serving(*flags, "--set", "scheduler.max_num_batched_tokens=64", "--max-num-seqs", "8") as server:
         whole = server.post("/completions", {"prompt": STORY, "n_predict": 4})
         assert whole["stop"] is True and "choices" not in whole
-        with urllib.request.urlopen(f"{server.url}/metrics", timeout=60) as page:
+        with urllib.request.urlopen(f"{server.url}/metrics", timeout=300) as page:
             # Some clients look for it by its exact letters.
             assert int(dict(page.headers.items())["Process-Start-Time-Unix"]) > 0
             lines = page.read().decode().splitlines()

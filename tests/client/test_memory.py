@@ -73,7 +73,7 @@ def test_comments_are_between_events(small):
         body = asked(number)
         body.update(body.pop("extra_body"), stream=True)
         request = urllib.request.Request(f"{small.url}/v1/completions", json.dumps(body).encode())
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=300) as answer:
             return answer.read().decode().split("\n\n")
 
     with concurrent.futures.ThreadPoolExecutor(NUM_REQUESTS) as pool:

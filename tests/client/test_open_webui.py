@@ -47,7 +47,7 @@ def url():
 
 @pytest.fixture(scope="module")
 def webui(url):
-    with httpx.Client(base_url=url, headers=HEADERS, timeout=60) as client:
+    with httpx.Client(base_url=url, headers=HEADERS, timeout=300) as client:
         yield client
 
 

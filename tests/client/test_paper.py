@@ -75,7 +75,7 @@ def test_paging_wins_in_every_simulated_load(result):
 def test_a_run_goes_on_where_it_was(folder):
     before = (folder / "pieces.json").read_bytes()
     command = [program(), "bench", "paper", "--quick", "--out", str(folder)]
-    subprocess.run(command, check=True, timeout=60)
+    subprocess.run(command, check=True, timeout=300)
     assert (folder / "pieces.json").read_bytes() == before
 
 
@@ -86,7 +86,7 @@ def test_the_report_opens_without_a_network_is_accessible_and_prints(folder):
     if not shutil.which(chromium):
         pytest.fail("Chromium is needed: Debian's package chromium, or CHROMIUM names the program")
     command = ["node", NODE / "report.mjs", folder / "paper.html"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
     assert found["violations"] == [] and found["errors"] == [] and found["requests"] == []
