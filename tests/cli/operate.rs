@@ -44,7 +44,7 @@ fn systemd_hears_of_the_start_the_reload_and_the_stop() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("notify");
     let socket = UnixDatagram::bind(&path).unwrap();
-    socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(300))).unwrap();
     let process = pagetide(&["serve", "--port", "0", "--num-device-blocks", "64", "--set", "server.drain_delay_s=1"])
         .env("NOTIFY_SOCKET", &path)
         .env("WATCHDOG_USEC", "200000")

@@ -22,12 +22,15 @@ DASHBOARD = DASHBOARDS / "grafana/pagetide.json"
 NODE = ROOT / "tests/client/node"
 
 KEYS = {"first": "sk-one", "second": "sk-two", "impatient": "sk-three"}
+ADMIN_KEY = "sk-admin"
 # Up to 14 requests of up to 200 tokens run at the same time, and the pool holds three or four of them. Tenants reach
-# their quotas, and some victims find the swap pool full.
+# their quotas, and some victims find the swap pool full. Victims are swapped at first, however slow the machine's first
+# copies are. Then the mode is `auto`, whose decisions are counted.
 PRESSURE = (
     *("--num-device-blocks", "40", "--block-size", "16", "--swap-space-gib", "0.0005"),
     *("--set", "scheduler.inter_token_target_ms=0", "--set", "scheduler.admission=prompt"),
     *("--set", "cache.max_share_per_key=0.6", "--set", "metrics.vllm_names=true"),
+    *("--preemption-mode", "swap", "--set", f"server.admin_key={ADMIN_KEY}"),
     *itertools.chain.from_iterable(("--api-key", key) for key in KEYS.values()),
     *("--set", f"server.metrics_key={SCRAPE_KEY}"),
 )
@@ -40,10 +43,10 @@ def promtool(*command) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-async def load(url: str) -> dict:
+async def load(server) -> dict:
     """Puts load on the server. Returns each key's prompt tokens and generated tokens, as its answers count them."""
     clients = {
-        name: openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=300)
+        name: openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0, timeout=300)
         for name, key in KEYS.items()
     }
     model = (await clients["first"].models.list()).data[0].id
@@ -73,6 +76,8 @@ async def load(url: str) -> dict:
             await anext(aiter(stream))
         with pytest.raises(openai.BadRequestError):
             await impatient.create(**request(0, [9]) | {"temperature": -1})
+        await asyncio.sleep(LOAD_S / 2)
+        await asyncio.to_thread(server.post, "/admin/config", {"scheduler.preemption_mode": "auto"}, ADMIN_KEY)
 
     # The first key sends more, so that the two can be told apart.
     askers = [ask("first", index, AT_ONCE) for index in range(AT_ONCE)]
@@ -93,7 +98,7 @@ def scraped(tmp_path_factory):
     with serving(*PRESSURE) as server, scraping(server.url, folder) as prometheus:
         wait_for(lambda: prometheus.query("pagetide_build_info"))
         start = time.time()
-        used = asyncio.run(load(server.url))
+        used = asyncio.run(load(server))
         end = time.time()
         ended = 'sum(pagetide_requests) == 0 and sum(rate(pagetide_generated_tokens_total[3s])) == 0'
         wait_for(lambda: prometheus.query(ended))

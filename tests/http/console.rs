@@ -135,7 +135,7 @@ async fn no_more_watch_than_may_and_at_no_other_rate() {
     let (code, error) = status(&server, None).await;
     assert_eq!((code, error["code"].as_str()), (429, Some("too_many_watchers")));
     drop(first);
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(300);
     while status(&server, None).await.0 != 200 {
         assert!(Instant::now() < deadline, "the place of who has gone is not given back");
         tokio::time::sleep(Duration::from_millis(20)).await;
