@@ -25,7 +25,8 @@ pub struct GpuArgs {
     quick: bool,
     /// Block sizes to measure
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = [16, 8, 32, 64, 128])]
-    block_sizes: Vec<usize>,
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=256))]
+    block_sizes: Vec<u32>,
     /// Also write the figures as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -44,7 +45,8 @@ pub fn run(args: &GpuArgs) -> Result<ExitCode, StartError> {
     let config = args.options.resolve()?.config;
     log::init(&config.log)?;
     let gpu = driver::find(&config.device.driver_options())?;
-    let mut sizes = Sizes { block_sizes: args.block_sizes.clone(), ..Sizes::full() };
+    let block_sizes = args.block_sizes.iter().map(|size| *size as usize).collect();
+    let mut sizes = Sizes { block_sizes, ..Sizes::full() };
     if let Some(batch) = args.profile_step {
         profile_step(&gpu.opener(), &sizes, batch as usize)?;
         let told = format!("profiled a decode step of {batch} sequences after {} tokens each\n", sizes.context);

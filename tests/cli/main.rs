@@ -502,3 +502,18 @@ fn a_hanging_step_is_reported_and_ends_the_process() {
     assert_eq!(replayed.status.code(), Some(0), "{}", text(&replayed.stderr));
     assert!(text(&replayed.stdout).contains("1 requests, 1 steps"), "{}", text(&replayed.stdout));
 }
+
+/// A block size of 0 once reached a division. What is wrong is refused before a GPU is looked for.
+#[test]
+fn bench_gpu_refuses_what_it_cannot_measure() {
+    for (args, says) in [
+        (&["--block-sizes", "0"][..], "0 is not in 1..=256"),
+        (&["--block-sizes", "16,512"], "512 is not in 1..=256"),
+        (&["--profile-step", "0"], "0 is not in 1..=1024"),
+        (&["--profile-step", "4", "--quick"], "cannot be used with '--quick'"),
+    ] {
+        let refused = output(&[&["bench", "gpu"], args].concat());
+        let error = text(&refused.stderr);
+        assert!(refused.status.code() == Some(2) && error.contains(says), "{args:?}: {error}");
+    }
+}

@@ -91,8 +91,8 @@ impl PoolCase {
         Places { blocks: (0..NUM_PLACES as u32).collect(), num_blocks: NUM_PLACES }
     }
 
-    /// Blocks at both ends of a pool of more than 4 GiB and 2³² elements, and around 2³¹ elements, 2³² elements and
-    /// 4 GiB.
+    /// Blocks at both ends of a pool of more than 4 GiB and 2³² elements, and around 2³¹ elements, 2³² elements
+    /// and 4 GiB.
     fn spread(&self) -> Places {
         let block_bytes = self.layout().block_bytes();
         let element_bytes = if self.codes.is_some() { 1 } else { self.dtype.size_bytes() };
