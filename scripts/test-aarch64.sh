@@ -27,8 +27,6 @@ export CARGO_TARGET_DIR=$PWD/target/aarch64
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64-static -L /usr/aarch64-linux-gnu"
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUSTFLAGS="-D warnings"
-# The emulator needs no line numbers.
-export CARGO_PROFILE_DEV_DEBUG=0
 # With std's checks of each pointer, which other tests of the kernels do without.
 checked="--config profile.dev.package.pagetide-backend.debug-assertions=true"
 
