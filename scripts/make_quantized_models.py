@@ -188,6 +188,8 @@ VARIANTS = {
     "gptq-act-order": (transformers.LlamaConfig, LLAMA, gptq(4, 32, True, 1, act_order=True)),
     "gptq-int8": (transformers.LlamaConfig, LLAMA, gptq(8, -1, True, 1)),
     "awq": (transformers.LlamaConfig, LLAMA, awq(32)),
+    # Q, K and V have biases, which are not quantised.
+    "awq-qwen2": (transformers.Qwen2Config, LLAMA, awq(32)),
     "ct-int4": (
         transformers.LlamaConfig,
         LLAMA,
@@ -235,11 +237,11 @@ def quantize(model, tensors_of, dtype, generator):
     published = goldens.published_experts(model.state_dict(), model_type)
     state, exact, some = {}, {}, {}
     for name, weight in published.items():
-        module = name.removesuffix(".weight")
+        module, piece = name.rsplit(".", 1)
         is_linear = weight.dim() == 2 and "_proj" in module
         tensors = tensors_of(module) if is_linear else None
         if tensors is None:
-            stored, exact[name] = {"weight": weight.to(dtype)}, weight.to(dtype).float()
+            stored, exact[name] = {piece: weight.to(dtype)}, weight.to(dtype).float()
         else:
             stored, exact[name] = tensors(weight.clone(), generator)
             if "layers.1." in name and ("experts" not in name or "experts.1." in name):

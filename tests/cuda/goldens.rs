@@ -136,6 +136,7 @@ fn a_cache_of_codes() {
 fn quantised_weights() {
     let cases = [
         ("awq", DType::F16, None, 0.05),
+        ("awq-qwen2", DType::F16, None, 0.05),
         ("gptq-v1-sym", DType::BF16, None, 0.35),
         ("gptq-int8", DType::F16, Some(CodeType::Int8), 0.2),
         ("ct-mixed", DType::F16, None, 0.05),

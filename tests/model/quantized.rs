@@ -15,8 +15,9 @@ use std::collections::BTreeMap;
 use std::fs;
 
 /// The model, what a load converts, and whether results are exact. Otherwise the kernels quantise activations too.
-const MODELS: [(&str, &str, bool); 11] = [
+const MODELS: [(&str, &str, bool); 12] = [
     ("awq", "AWQ int4 to Q4_1 (14 matrices)", false),
+    ("awq-qwen2", "AWQ int4 to Q4_1 (14 matrices)", false),
     ("ct-fp8", "compressed-tensors FP8 to float32 (14 matrices)", true),
     ("ct-int4", "compressed-tensors int4 to Q4_0 (12 matrices)", false),
     ("ct-mixed", "compressed-tensors int4 to Q4_1 (6 matrices), compressed-tensors int8 to Q8_0 (8 matrices)", false),
