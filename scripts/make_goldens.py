@@ -569,7 +569,7 @@ def check_every_tensor_matters(model, tokens):
         assert change > 0.01, f"{name} hardly matters: {change}"
 
 
-def make_model(name, variant, tokenizer, folder):
+def make_model(name, variant, tokenizer, folder, every_tensor_matters=True):
     config = variant.config(
         vocab_size=VOCAB_SIZE, bos_token_id=BOS, eos_token_id=EOS, pad_token_id=PAD, **variant.args
     )
@@ -586,7 +586,8 @@ def make_model(name, variant, tokenizer, folder):
             goldens = [golden_prompt(model, text, tokens) for text, tokens in prompts]
         except TooClose:
             continue
-        check_every_tensor_matters(model, prompts[-1][1])
+        if every_tensor_matters:
+            check_every_tensor_matters(model, prompts[-1][1])
         rename(variant, folder)
         header = {"transformers": transformers.__version__, "torch": torch.__version__, "seed": seed}
         golden = {**header, "max_model_len": MAX_MODEL_LEN, "prompts": goldens}
@@ -595,7 +596,7 @@ def make_model(name, variant, tokenizer, folder):
         lengths = [len(tokens) for _, tokens in prompts]
         print(f"{name}: seed {seed}, prompts of {lengths} tokens, {size / 1024:.0f} KiB", flush=True)
         return
-    raise RuntimeError(f"{name}: every seed has a greedy choice closer than {MIN_MARGIN}")
+    raise TooClose(f"{name}: every seed has a greedy choice closer than {MIN_MARGIN}, or a router's that is too close")
 
 
 def main():
