@@ -2,7 +2,7 @@
 
 use crate::bytes::FileBytes;
 use crate::files::ModelFiles;
-use crate::gguf::GgufModel;
+use crate::gguf::{GGUF_ENDING, GgufModel};
 use crate::names::TensorNaming;
 use crate::quantizer::QuantizePlan;
 use pagetide_backend::quant::QuantFormat;
@@ -182,6 +182,12 @@ impl Checkpoint {
         self.tensors.values().map(|entry| entry.range.len() as u64).sum()
     }
 
+    /// Where the model's configuration is, for messages.
+    pub fn configuration(&self) -> &'static str {
+        let is_gguf = self.files.first().is_some_and(|(name, _)| name.ends_with(GGUF_ENDING));
+        if is_gguf { "its metadata" } else { "config.json" }
+    }
+
     /// The stored tensor, which must have this shape: `[rows, cols]`, or `[cols]` for a vector. All dimensions before
     /// the last one are rows.
     pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<HostTensor<'_>, StartError> {
@@ -193,8 +199,9 @@ impl Checkpoint {
         let (file, bytes) = &self.files[entry.file];
         if entry.shape != shape {
             return Err(StartError::new(format!(
-                "{file}: the tensor {name} has shape {:?}, but config.json asks for {shape:?}",
-                entry.shape
+                "{file}: the tensor {name} has shape {:?}, but {} asks for {shape:?}",
+                entry.shape,
+                self.configuration()
             )));
         }
         let format = entry.format.ok_or_else(|| {

@@ -621,7 +621,8 @@ impl<'a, B: Backend> Loader<'a, B> {
         let in_layers = format!("{}{}.", self.prefix, self.names.layers);
         if let Some(name) = left.iter().find(|name| name.starts_with(&in_layers)) {
             return Err(StartError::new(format!(
-                "the checkpoint has the tensor {name}, but the model in config.json does not"
+                "the checkpoint has the tensor {name}, but the model of {} does not",
+                checkpoint.configuration()
             )));
         }
         if !left.is_empty() {

@@ -295,12 +295,12 @@ impl SourceModel {
     /// A GGUF file cannot say by what Gemma's scores are divided. llama.cpp takes the head's size, which is right for
     /// the published models and not for these, so their Q is scaled.
     fn scale_queries(&self, name: &str, tensor: &mut PlainTensor) {
-        let of_queries = match self.architecture() {
-            "gemma2" => "q_proj.weight",
-            "gemma3" => "q_norm.weight",
-            _ => return,
+        let is_of_queries = match self.architecture() {
+            "gemma2" => name.contains("q_proj."),
+            "gemma3" => name.ends_with("q_norm.weight"),
+            _ => false,
         };
-        if name.ends_with(of_queries) {
+        if is_of_queries {
             let scale = (self.head_dim() as f32 / self.number("query_pre_attn_scalar").unwrap()).sqrt();
             tensor.map(|weight| weight * scale);
         }

@@ -18,7 +18,7 @@ mod refusals;
 
 use checks::{GoldenModel, directory, isas, mixed_at_random, settings};
 use common::{Driver, Golden, GoldenPrompt, Sequence, Settings, logprob};
-use converter::{BF16, Encoding, F16, F32, SourceModel, plain};
+use converter::{BF16, Encoding, F16, F32, PlainTensor, SourceModel, plain};
 use pagetide::backend::DType;
 use pagetide::backend::cpu::{CpuBackend, Isa};
 use pagetide::backend::quant::QuantFormat;
@@ -27,6 +27,7 @@ use pagetide::model::options::Quantization;
 use pagetide::model::quantizer::{MatrixUse, QuantizePlan};
 use pagetide::model::spec::ModelSpec;
 use quantizer::{Choose, dequantized, quantized};
+use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
 use std::fs;
 use tempfile::TempDir;
@@ -206,6 +207,48 @@ fn options_without_golden_outputs_are_those_of_transformers() {
     same_in_both_forms("llama-rope-yarn", json!({"rope_parameters": yarn}));
     // Phi-4: no window and all dimensions turn.
     same_in_both_forms("phi3-longrope-long", json!({"sliding_window": null}));
+}
+
+/// Biases of attention are in a file or not, whatever its architecture. Its metadata do not say it.
+#[test]
+fn biases_of_attention_are_those_of_the_file() {
+    for (name, key, has_biases) in [
+        ("qwen3", "attention_bias", true),
+        ("qwen3-moe-norm", "attention_bias", true),
+        ("gemma2", "attention_bias", true),
+        ("gemma3", "attention_bias", true),
+        ("qwen2-moe", "qkv_bias", false),
+    ] {
+        let mut source = SourceModel::of(name);
+        source.config.insert(key.to_owned(), json!(has_biases));
+        let is_bias = |name: &String| name.ends_with("_proj.bias");
+        assert_ne!(source.tensors.keys().any(is_bias), has_biases, "{name}");
+        if has_biases {
+            let of_attention = source.tensors.iter().filter(|(name, _)| name.contains("self_attn."));
+            let matrices = of_attention.filter_map(|(name, tensor)| Some((name.strip_suffix("_proj.weight")?, tensor)));
+            let bias = |(name, matrix): (&str, &PlainTensor)| {
+                let values = (0..matrix.shape[0]).map(|i| (i * 37 % 19) as f32 / 30.0 - 0.3).collect();
+                (format!("{name}_proj.bias"), PlainTensor { shape: vec![matrix.shape[0]], values })
+            };
+            let biases: Vec<_> = matrices.map(bias).collect();
+            source.tensors.extend(biases);
+        } else {
+            source.tensors.retain(|name, _| !is_bias(name));
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let bytes = |tensor: &PlainTensor| tensor.values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+        let tensors: Vec<_> =
+            source.tensors.iter().map(|(name, tensor)| (name, &tensor.shape, bytes(tensor))).collect();
+        let view = |shape: &[usize], bytes| TensorView::new(Dtype::F32, shape.to_vec(), bytes).unwrap();
+        let views = tensors.iter().map(|(name, shape, bytes)| (name, view(shape, bytes)));
+        fs::write(folder.path().join("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
+        fs::copy(directory(name).join("tokenizer.json"), folder.path().join("tokenizer.json")).unwrap();
+        fs::write(folder.path().join("config.json"), Value::Object(source.config.clone()).to_string()).unwrap();
+        let golden = || Golden::read(&directory(name));
+        let original = GoldenModel { path: folder.path().into(), golden: golden() };
+        let converted = Converted::new(&source, golden(), &plain(F32));
+        assert_same(&logits(&converted.model, None), &logits(&original, None), name);
+    }
 }
 
 /// What llama.cpp's converter can write down. It has no words for a window of Llama's family, of Qwen or of Mistral,

@@ -191,9 +191,12 @@ impl<'m, 'v> Reader<'m, 'v> {
         if let Some(scaling) = self.rope_scaling(context)? {
             put("rope_scaling", scaling);
         }
+        // Files do not say it, and llama.cpp takes the biases that are there.
+        put("attention_bias", json!(self.has_attention_bias));
         match self.arch {
             "llama" => self.llama(put)?,
             "qwen2moe" => {
+                put("qkv_bias", json!(self.has_attention_bias));
                 put("num_experts", json!(self.size("expert_count")?));
                 put("num_experts_per_tok", json!(self.size("expert_used_count")?));
                 // Without these keys, llama.cpp derives the widths from that of a dense MLP.
@@ -292,7 +295,6 @@ impl<'m, 'v> Reader<'m, 'v> {
     }
 
     fn llama(&self, put: &mut dyn FnMut(&str, Value)) -> Result<(), GgufError> {
-        put("attention_bias", json!(self.has_attention_bias));
         put("mlp_bias", json!(self.has_mlp_bias));
         // Files in llama.cpp's form do not say it.
         put("sliding_window", Value::Null);
