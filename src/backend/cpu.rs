@@ -43,7 +43,7 @@ mod tile_registers;
 pub use backend::{CpuBackend, CpuOptions};
 pub use elementwise::CpuRopeTable;
 pub use experts::CpuExpertsWorkspace;
-pub use gemm::takes_apart;
+pub use gemm::{ManyRows, heights_of_many_rows};
 pub use isa::Isa;
 pub use limits::MachineLimits;
 pub use memory::check_layout;

@@ -3,7 +3,7 @@
 mod many_rows;
 
 use clap::Args;
-use many_rows::ManyRows;
+use many_rows::ManyRowsOfFormats;
 use pagetide_actors::preflight;
 use pagetide_backend::cpu::Isa;
 use pagetide_backend::cuda::device::{
@@ -73,7 +73,7 @@ struct DoctorReport {
     quantized: Option<QuantizedFacts>,
     /// On a CPU.
     #[serde(skip_serializing_if = "Option::is_none")]
-    many_rows: Option<ManyRows>,
+    many_rows: Option<ManyRowsOfFormats>,
     /// The configured type of the KV cache.
     cache_dtype: &'static str,
     /// The device that a start would use: `cuda (NVIDIA H100 80GB HBM3)`.
@@ -257,7 +257,7 @@ impl DoctorReport {
             weights: (!weights.is_empty()).then(|| weights.to_string()),
             conversions: (!conversions.is_empty()).then(|| conversions.to_string()),
             quantized: quantized.map(|source| QuantizedFacts::new(source, is_converted)),
-            many_rows: isa.and_then(|isa| ManyRows::measure(isa, &weights)),
+            many_rows: isa.and_then(|isa| ManyRowsOfFormats::measure(isa, &weights)),
             cache_dtype: config.cache.dtype.name(),
             runs_on: runs_on.ok(),
             problems: no_device.into_iter().chain(no_fp8).chain(no_model).collect(),

@@ -45,7 +45,7 @@ fn a_start_keeps_the_weights_that_it_quantises() {
         // The embeddings are the vocabulary product too.
         "bfloat16 to Q6_K (1 matrix)",
         "a start quantises the weights and keeps them in ",
-        "\n          products take weights apart once for all rows from ",
+        "\n          products use the kernel for many rows from ",
         " rows on in Q6_K\n",
     ] {
         assert!(report.contains(part), "{part}: {report}");

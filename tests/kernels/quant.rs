@@ -1,7 +1,7 @@
 //! Quantised weights: their values, and products with them.
 
 use crate::support::*;
-use pagetide_backend::cpu::{CpuBackend, CpuMatrix, Isa};
+use pagetide_backend::cpu::{CpuBackend, CpuMatrix, Isa, ManyRows, heights_of_many_rows};
 use pagetide_backend::quant::QuantFormat;
 use pagetide_backend::{Activation, Backend, DType, HostTensor, TensorRole, WeightFormat};
 use proptest::prelude::*;
@@ -26,6 +26,12 @@ fn halves(format: QuantFormat) -> &'static [usize] {
         QuantFormat::MXFP4 => &[],
         _ => &[0],
     }
+}
+
+/// All rows are computed as few, and as many in tiles of each height.
+fn ways_of_many_rows(isa: Isa, format: QuantFormat) -> Vec<ManyRows> {
+    let many = heights_of_many_rows(isa, format).iter().map(|&max_height| ManyRows { from: 1, max_height });
+    many.chain([ManyRows { from: 200, max_height: usize::MAX }]).collect()
 }
 
 impl QuantMatrix {
@@ -152,10 +158,10 @@ proptest! {
                 prop_assert!((f64::from(*got) - expected).abs() < 1e-5 * largest, "{isa} {format} {n} {k}: {i}: {got} {expected}");
             }
             prop_assert_eq!(first.get_or_insert_with(|| bits(&got)), &bits(&got), "{} {}", isa, format);
-            for many_rows in [1, 200] {
+            for many_rows in ways_of_many_rows(isa, format) {
                 backend.set_many_rows(Some(many_rows));
                 let again = product(&mut backend, &w, &x, k, n);
-                prop_assert_eq!(bits(&again), bits(&got), "{} {}: many rows are {}", isa, format, many_rows);
+                prop_assert_eq!(bits(&again), bits(&got), "{} {}: {:?}", isa, format, many_rows);
             }
             let row = numbers.below(rows);
             let alone = product(&mut backend, &w, &x[row * k..][..k], k, n);
@@ -188,7 +194,8 @@ fn the_largest_sums_fit() {
     const ROWS: usize = 40;
     for format in QuantFormat::ALL.iter().copied() {
         let mut numbers = Numbers::new(1);
-        let (n, k) = (16, 512);
+        // Two panels that may be computed together, and one.
+        let (n, k) = (48, 512);
         for codes in [0xff, 0x00] {
             let mut matrix = QuantMatrix::new(format, n, k, &mut numbers);
             for block in matrix.bytes.chunks_exact_mut(format.block_bytes()) {
@@ -207,7 +214,7 @@ fn the_largest_sums_fit() {
             for isa in isas_and_tiles() {
                 let mut backend = backend(isa, 1);
                 let w = backend.matrix(&[matrix.tensor()], DType::BF16).unwrap();
-                for many_rows in [1, 200] {
+                for many_rows in ways_of_many_rows(isa, format) {
                     backend.set_many_rows(Some(many_rows));
                     let got = product(&mut backend, &w, &x, k, n);
                     for (got, expected) in got.iter().zip(&expected) {

@@ -6,7 +6,7 @@ use super::attention::AttentionWorkspace;
 use super::copier::Copier;
 use super::elementwise::CpuNorm;
 use super::gemm;
-use super::gemm::{Linear, Sink};
+use super::gemm::{Linear, ManyRows, Sink};
 use super::isa::Isa;
 use super::memory::{Arena, CpuKvPools, Shared};
 use super::pack::{ColumnOrder, CpuMatrix, On};
@@ -79,10 +79,10 @@ impl CpuBackend {
         self.team.num_members()
     }
 
-    /// From how many rows on a product takes quantised weights apart once for all of them. `None` is what this process
-    /// measured when it packed the first weights of a format. Results are the same.
-    pub fn set_many_rows(&mut self, rows: Option<usize>) {
-        self.products.set_many_rows(rows);
+    /// How products of many rows with quantised weights are computed. `None` is what this process measured when it
+    /// packed the first weights of a format. Results are the same.
+    pub fn set_many_rows(&mut self, many_rows: Option<ManyRows>) {
+        self.products.set_many_rows(many_rows);
     }
 
     /// Bytes of a block of the device pool, as attention reads them.
@@ -129,7 +129,7 @@ impl CpuBackend {
     ) -> Result<Vec<CpuMatrix>, StartError> {
         for part in parts {
             match part.format {
-                WeightFormat::Quantized(format) if gemm::takes_apart(self.isa, format) => {
+                WeightFormat::Quantized(format) if !gemm::heights_of_many_rows(self.isa, format).is_empty() => {
                     many_rows(self.isa, format)?;
                 }
                 _ => (),

@@ -27,10 +27,11 @@ use crate::{Activation, DType};
 use float_rows::FloatRows;
 pub(super) use input::Operand;
 use input::{InputLayout, RoundedInput};
+pub use many_rows::ManyRows;
 pub(super) use many_rows::measure_many_rows;
 use pagetide_base::error::StartError;
 use part::{PlainOperands, Product, ProductOperands, ProductPart, ProductTarget, QuantOperands};
-pub use quant::takes_apart;
+pub use quant::heights_of_many_rows;
 use quant_input::QuantInput;
 use std::ops::Range;
 
@@ -40,8 +41,8 @@ pub(super) struct ProductWorkspace {
     quant_input: QuantInput,
     /// For each member: operands and unfinished results of a product, then gate and up of some rows.
     scratch: Vec<Buffer<f32>>,
-    /// Overrides what was measured: see [`many_rows`].
-    many_rows: Option<usize>,
+    /// Overrides what was measured.
+    many_rows: Option<ManyRows>,
 }
 
 /// Rows of a gated product that are activated at once, and the most panels of a task.
@@ -65,9 +66,9 @@ impl ProductWorkspace {
         Ok(Self { input, quant_input, scratch, many_rows: None })
     }
 
-    /// From how many rows on panels of quantised weights are taken apart. `None`: as measured.
-    pub fn set_many_rows(&mut self, rows: Option<usize>) {
-        self.many_rows = rows;
+    /// How products of many rows with quantised weights are computed. `None`: as measured.
+    pub fn set_many_rows(&mut self, many_rows: Option<ManyRows>) {
+        self.many_rows = many_rows;
     }
 }
 

@@ -1,4 +1,4 @@
-//! From how many rows on products on the CPU take quantised weights apart.
+//! From how many rows on products on the CPU use the kernels for many rows.
 
 use pagetide_backend::cpu::{self, Isa};
 use pagetide_backend::quant::QuantFormat;
@@ -6,10 +6,10 @@ use pagetide_model::tally::WeightTally;
 use serde::Serialize;
 use std::fmt::{self, Display};
 
-/// For each format of the model for which taking apart is faster, as this process measured it.
+/// For each format of the model for which these are faster, as this process measured it.
 #[derive(Serialize)]
 #[serde(transparent)]
-pub(super) struct ManyRows(Vec<OfFormat>);
+pub(super) struct ManyRowsOfFormats(Vec<OfFormat>);
 
 #[derive(Serialize)]
 struct OfFormat {
@@ -17,14 +17,14 @@ struct OfFormat {
     rows: usize,
 }
 
-impl ManyRows {
+impl ManyRowsOfFormats {
     /// `None` if there is no such format, or if there is no memory to measure it.
     pub fn measure(isa: Isa, weights: &WeightTally) -> Option<Self> {
         let of_format =
-            |format| Some(OfFormat { format: QuantFormat::name(format), rows: cpu::many_rows(isa, format).ok()? });
+            |format| Some(OfFormat { format: QuantFormat::name(format), rows: cpu::many_rows(isa, format).ok()?.from });
         let formats: Vec<_> = weights
             .quantized_formats()
-            .filter(|format| cpu::takes_apart(isa, *format))
+            .filter(|format| !cpu::heights_of_many_rows(isa, *format).is_empty())
             .filter_map(of_format)
             .filter(|of_format| of_format.rows != usize::MAX)
             .collect();
@@ -32,9 +32,9 @@ impl ManyRows {
     }
 }
 
-impl Display for ManyRows {
+impl Display for ManyRowsOfFormats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "products take weights apart once for all rows from")?;
+        write!(f, "products use the kernel for many rows from")?;
         for (index, OfFormat { format, rows }) in self.0.iter().enumerate() {
             let comma = if index > 0 { "," } else { "" };
             write!(f, "{comma} {rows} rows on in {format}")?;

@@ -4,6 +4,7 @@ use super::super::memory::Shared;
 use super::super::pack::{Columns, PlainPanels, QuantPanels};
 use super::super::simd::{LANES, Simd};
 use super::input::InputLayout;
+use super::many_rows::ManyRows;
 use super::quant_input::QuantInput;
 use std::ops::{Deref, Range};
 
@@ -37,8 +38,8 @@ unsafe impl Sync for PlainOperands<'_> {}
 pub(super) struct QuantOperands<'a> {
     pub w: &'a QuantPanels,
     pub x: &'a QuantInput,
-    /// From how many rows on panels are taken apart. `None`: as measured.
-    pub many_rows: Option<usize>,
+    /// How many rows are many. `None`: as measured.
+    pub many_rows: Option<ManyRows>,
 }
 
 /// Where results go: `[rows, stride]`, starting with `row` and `panel` of the product.

@@ -5,8 +5,9 @@
 //! instruction set, and for any number of rows.
 //!
 //! With few rows the codes are used as they are read, because memory is the limit. With many rows the codes and scales
-//! of a chunk are first taken apart, once for all these rows. How many rows are many is measured (`many_rows`). AMX
-//! multiplies weights that were taken apart on tiles.
+//! of a chunk are first taken apart, once for all these rows. That takes longer than it saves with small blocks and
+//! VNNI. There, many rows are multiplied with two panels at once, so that each word of the input is loaded for both. How
+//! many rows are many is measured (`many_rows`). AMX multiplies weights that were taken apart on tiles.
 
 // Indices name registers here, as in `kernel`.
 #![allow(clippy::needless_range_loop)]
@@ -20,7 +21,7 @@ mod unpacked;
 use super::super::isa::Isa;
 use super::super::pack::PanelLayout;
 use super::super::simd::{LANES, Simd, SimdKernel};
-use super::many_rows::many_rows;
+use super::many_rows::{ManyRows, many_rows};
 use super::part::{ProductPart, QuantOperands};
 use super::quant_input::{MAX_TILE_ROWS, QuantRow};
 use crate::quant::QuantFormat;
@@ -65,7 +66,7 @@ pub(super) unsafe fn run(part: &ProductPart<'_>, operands: QuantOperands<'_>, is
         panels.start = end;
         let many_rows_of = |isa| operands.many_rows.unwrap_or_else(|| many_rows(isa, format));
         // With AMX, rows that are too few for tiles are computed as with AVX-512.
-        let is_on_tiles = isa == Isa::Amx && has_whole_tiles(&part.rows, many_rows_of(isa));
+        let is_on_tiles = isa == Isa::Amx && has_whole_tiles(&part.rows, many_rows_of(isa).from);
         let isa = if isa == Isa::Amx && !is_on_tiles { Isa::Avx512 } else { isa };
         let many_rows = many_rows_of(isa);
         macro_rules! run {
@@ -84,26 +85,31 @@ pub(super) unsafe fn run(part: &ProductPart<'_>, operands: QuantOperands<'_>, is
     }
 }
 
-/// Whether panels in this format are taken apart at all: on the tiles of AMX, with large blocks, and where products of
-/// bytes are added up in 16 bits if codes have no sign.
-pub fn takes_apart(isa: Isa, format: QuantFormat) -> bool {
-    macro_rules! answer {
+/// How many rows the register tiles of many rows may have at most, the most first. Empty if many rows are computed like
+/// few.
+pub fn heights_of_many_rows(isa: Isa, format: QuantFormat) -> &'static [usize] {
+    macro_rules! heights {
         ($format:ident) => {
-            isa.run(TakesApart($format))
+            isa.run(Heights($format))
         };
     }
-    isa == Isa::Amx || for_format!(format, answer)
+    if isa == Isa::Amx { &[MAX_TILE_ROWS] } else { for_format!(format, heights) }
 }
 
-struct TakesApart<F>(F);
+struct Heights<F>(F);
 
-impl<F: PanelFormat> SimdKernel for TakesApart<F> {
-    type Output = bool;
+impl<F: PanelFormat> SimdKernel for Heights<F> {
+    type Output = &'static [usize];
     const HAS_INTEGER_PRODUCTS: bool = true;
 
     #[inline(always)]
-    fn run<S: Simd>(self, _simd: S) -> bool {
-        const { is_taken_apart::<S, F>() }
+    fn run<S: Simd>(self, _simd: S) -> &'static [usize] {
+        match const { (is_taken_apart::<S, F>(), height_of_many_rows::<S>()) } {
+            (true, 8) => const { if S::QUANT_PANELS == 2 { &[8, 4] } else { &[8] } },
+            (true, 4) => &[4],
+            (true, _) => &[2],
+            (false, _) => const { if takes_two_panels::<S, F>() { &[8] } else { &[] } },
+        }
     }
 }
 
@@ -116,7 +122,7 @@ struct QuantKernel<'a, F> {
     part: &'a ProductPart<'a>,
     operands: QuantOperands<'a>,
     panels: Range<usize>,
-    many_rows: usize,
+    many_rows: ManyRows,
     format: F,
 }
 
@@ -136,13 +142,17 @@ impl<F: PanelFormat> SimdKernel for QuantKernel<'_, F> {
                 if const { is_taken_apart::<S, F>() } {
                     // (The bounds are constants, so that no code is made for tiles that an instruction set does not
                     // use.)
-                    if const { S::QUANT_ROWS == 8 && S::QUANT_PANELS == 2 && S::SUMS_IN_SHORTS } && left >= 2 {
+                    if const { height_of_many_rows::<S>() == 4 && S::QUANT_PANELS == 2 } && left >= 2 {
                         width = 2;
                         first_left = self.many_rows::<S, 4, 2>(simd, &rows, panel);
                     } else if const { S::QUANT_ROWS == 8 && S::QUANT_PANELS == 2 } && left >= 2 {
-                        // Sixteen sums in flight. With the eight of four rows, products wait for the ones before them.
+                        // Tiles of eight rows have more sums in flight, and those of four keep all sums in registers.
                         width = 2;
-                        first_left = self.many_rows::<S, 8, 2>(simd, &rows, panel);
+                        first_left = if self.many_rows.max_height >= 8 {
+                            self.many_rows::<S, 8, 2>(simd, &rows, panel)
+                        } else {
+                            self.many_rows::<S, 4, 2>(simd, &rows, panel)
+                        };
                     } else if const { S::QUANT_ROWS == 8 } {
                         first_left = self.many_rows::<S, 8, 1>(simd, &rows, panel);
                     } else if const { S::QUANT_ROWS == 4 } {
@@ -150,6 +160,9 @@ impl<F: PanelFormat> SimdKernel for QuantKernel<'_, F> {
                     } else {
                         first_left = self.many_rows::<S, 2, 1>(simd, &rows, panel);
                     }
+                } else if const { takes_two_panels::<S, F>() } && left >= 2 {
+                    width = 2;
+                    first_left = self.two_panels(simd, &rows, panel);
                 }
                 for panel in panel..panel + width {
                     self.few_rows(simd, first_left..rows.end, panel);
@@ -166,13 +179,23 @@ const fn is_taken_apart<S: Simd, F: PanelFormat>() -> bool {
     !F::IS_SMALL || (S::SUMS_IN_SHORTS && !F::IS_SIGNED)
 }
 
+/// Whether many rows are multiplied with two panels of this format at once, as they are stored.
+const fn takes_two_panels<S: Simd, F: PanelFormat>() -> bool {
+    S::QUANT_PANELS == 2 && !is_taken_apart::<S, F>()
+}
+
+/// Rows of the tiles of many rows, where panels are taken apart. Sums in 16 bits take registers of their own.
+const fn height_of_many_rows<S: Simd>() -> usize {
+    if S::QUANT_PANELS == 2 && S::SUMS_IN_SHORTS { 4 } else { S::QUANT_ROWS }
+}
+
 impl<F: PanelFormat> QuantKernel<'_, F> {
     /// Computes all whole tiles of `M` rows of `P` panels if the rows are many, and of two panels also a tile of four
     /// rows behind them. Returns the first row that is left.
     #[inline(always)]
     fn many_rows<S: Simd, const M: usize, const P: usize>(&self, simd: S, rows: &Range<usize>, panel: usize) -> usize {
         // The rows of a register tile are in one tile of the input.
-        if rows.len() < self.many_rows.max(M) || !rows.start.is_multiple_of(MAX_TILE_ROWS) {
+        if !self.are_many::<M>(rows) {
             return rows.start;
         }
         let unit = const { last_height::<M, P>() };
@@ -180,6 +203,26 @@ impl<F: PanelFormat> QuantKernel<'_, F> {
         let end = rows.end;
         simd.call(UnpackedTiles::<F, M, P> { kernel: self, rows, panel });
         end
+    }
+
+    /// Computes all whole tiles of eight rows of two panels if the rows are many. Returns the first row that is left.
+    #[inline(always)]
+    fn two_panels<S: Simd>(&self, simd: S, rows: &Range<usize>, panel: usize) -> usize {
+        if !self.are_many::<8>(rows) {
+            return rows.start;
+        }
+        let end = rows.start + rows.len() / 8 * 8;
+        for row in (rows.start..end).step_by(8) {
+            simd.call(RowTile::<F, 8, 2> { kernel: self, row, stored: row..row + 8, panel });
+        }
+        end
+    }
+
+    /// Whether the rows are many, enough for tiles of `M`, and begin with a tile of the input: the rows of a register
+    /// tile are in one.
+    #[inline(always)]
+    fn are_many<const M: usize>(&self, rows: &Range<usize>) -> bool {
+        rows.len() >= self.many_rows.from.max(M) && rows.start.is_multiple_of(MAX_TILE_ROWS)
     }
 
     /// Some rows of a panel.
@@ -191,15 +234,15 @@ impl<F: PanelFormat> QuantKernel<'_, F> {
             // The bounds are constants, so that no code is made for tiles that an instruction set does not use.
             match rest {
                 1 if self.operands.x.tile_height(F::IS_SMALL) == 1 => {
-                    simd.call(RowTile::<F, 1> { kernel: self, row, stored: row..row + 1, panel });
+                    simd.call(RowTile::<F, 1, 1> { kernel: self, row, stored: row..row + 1, panel });
                     row += 1;
                 }
                 8.. if const { S::QUANT_ROWS >= 8 } => {
-                    simd.call(RowTile::<F, 8> { kernel: self, row, stored: row..row + 8, panel });
+                    simd.call(RowTile::<F, 8, 1> { kernel: self, row, stored: row..row + 8, panel });
                     row += 8;
                 }
                 4.. if const { S::QUANT_ROWS >= 4 } => {
-                    simd.call(RowTile::<F, 4> { kernel: self, row, stored: row..row + 4, panel });
+                    simd.call(RowTile::<F, 4, 1> { kernel: self, row, stored: row..row + 4, panel });
                     row += 4;
                 }
                 _ => {
@@ -209,7 +252,7 @@ impl<F: PanelFormat> QuantKernel<'_, F> {
                     let next = row + rest.min(2);
                     let in_tile = row % MAX_TILE_ROWS;
                     let first = row - in_tile + in_tile.min(self.operands.x.tile_height(F::IS_SMALL) - 2);
-                    simd.call(RowTile::<F, 2> { kernel: self, row: first, stored: row..next, panel });
+                    simd.call(RowTile::<F, 2, 1> { kernel: self, row: first, stored: row..next, panel });
                     row = next;
                 }
             }
@@ -339,16 +382,16 @@ fn load_stored<S: Simd, const M: usize, const P: usize>(simd: S, results: &[[[f3
     sums
 }
 
-/// A register tile: `M` rows of a panel, all in one tile of the input, of which some are stored. A single row is alone
-/// in its tile of the input. The stored rows and the panel are those of the part.
-struct RowTile<'k, 'a, F, const M: usize> {
+/// A register tile: `M` rows of `P` panels, all in one tile of the input, of which some are stored. A single row is
+/// alone in its tile of the input. The stored rows and the panels are those of the part.
+struct RowTile<'k, 'a, F, const M: usize, const P: usize> {
     kernel: &'k QuantKernel<'a, F>,
     row: usize,
     stored: Range<usize>,
     panel: usize,
 }
 
-impl<F: PanelFormat, const M: usize> SimdKernel for RowTile<'_, '_, F, M> {
+impl<F: PanelFormat, const M: usize, const P: usize> SimdKernel for RowTile<'_, '_, F, M, P> {
     type Output = ();
     const HAS_INTEGER_PRODUCTS: bool = true;
 
@@ -357,19 +400,24 @@ impl<F: PanelFormat, const M: usize> SimdKernel for RowTile<'_, '_, F, M> {
         let Self { kernel, row, stored, panel } = self;
         let QuantKernel { operands, format, .. } = kernel;
         let layout = PanelLayout::of(F::FORMAT);
-        let mut results = [[simd.splat(0.0)]; M];
-        // SAFETY: the panel exists (`ProductPart::run`) and has `num_chunks` chunks. A row of the input is as long,
+        let mut results = [[simd.splat(0.0); P]; M];
+        // SAFETY: the panels exist (`ProductPart::run`) and have `num_chunks` chunks. A row of the input is as long,
         // with zeros behind its end. No stored row is past the part's last.
         unsafe {
-            let mut at: *const u8 = operands.w.panel(panel).data.get();
+            let mut at = [std::ptr::null::<u8>(); P];
+            for p in 0..P {
+                at[p] = operands.w.panel(panel + p).data.get();
+            }
             let mut x = operands.x.row(F::IS_SMALL, row);
             if M == 1 {
                 debug_assert_eq!(x.stride, 1);
                 x.stride = 1; // so that the compiler knows it
             }
             for chunk in 0..layout.num_chunks(F::FORMAT, operands.w.k()) {
-                add_chunk(simd, *format, [at], chunk, x, &mut results);
-                at = at.add(layout.chunk_bytes);
+                add_chunk(simd, *format, at, chunk, x, &mut results);
+                for at in &mut at {
+                    *at = at.add(layout.chunk_bytes);
+                }
             }
             kernel.store(simd, row, stored, panel, results);
         }

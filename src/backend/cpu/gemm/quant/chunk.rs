@@ -36,8 +36,7 @@ fn prefetch<S: Simd, F: PanelFormat>(simd: S, chunk: *const u8, part: usize, ste
     }
 }
 
-/// Adds the products of a chunk of `P` panels with `M` rows, or with pairs of rows ([`has_pairs`]). Only a panel that
-/// is alone is prefetched.
+/// Adds the products of a chunk of `P` panels with `M` rows, or with pairs of rows ([`has_pairs`]).
 ///
 /// # Safety
 /// `at` are chunks in this format, and the input has this chunk of these rows.
@@ -59,7 +58,9 @@ pub(super) unsafe fn add_chunk<S: Simd, F: PanelFormat, const M: usize, const P:
             // across one.
             let are_together = M > 2;
             if are_together {
-                prefetch::<S, F>(simd, at[0], part, 0..8);
+                for at in at {
+                    prefetch::<S, F>(simd, at, part, 0..8);
+                }
             }
             // Counted from the start of the row.
             let part_in_row = chunk * num_parts::<F>() + part;
