@@ -1,5 +1,5 @@
-// Draws the blocks of a tier as cells, and says what is under the pointer. Where cells would be smaller than a few pixels,
-// one cell stands for several blocks.
+// Draws the blocks of a tier as cells, and says what is under the pointer. Where cells would be smaller than a few
+// pixels, one cell stands for several blocks.
 
 import { ownerColour, palette } from "./colours.js";
 import { $, say, whole } from "./dom.js";

@@ -1,5 +1,5 @@
-// A load of demonstration requests, through the public API. A browser opens six connections to a host, so the requests come
-// as lists of prompts in a few bodies: to the engine each prompt is a request of its own.
+// A load of demonstration requests, through the public API. A browser opens six connections to a host, so the requests
+// come as lists of prompts in a few bodies: to the engine each prompt is a request of its own.
 
 import { post } from "./api.js";
 import { $, say, whole } from "./dom.js";

@@ -1,9 +1,10 @@
-// Markdown as elements: headings, lists, quotes, code, tables, bold, italic, strikethrough, links. Nothing in it is ever
-// parsed as HTML, and nothing is loaded: pictures are links.
+// Markdown as elements: headings, lists, quotes, code, tables, bold, italic, strikethrough, links. Nothing in it is
+// ever parsed as HTML, and nothing is loaded: pictures are links.
 
 import { copy, h } from "./dom.js";
 
-// Each line is tried against these with every piece of an answer that comes: none may take longer than in proportion to it.
+// Each line is tried against these with every piece of an answer that comes: none may take longer than in proportion to
+// it.
 const FENCE = /^ {0,3}(?:(`{3,})([^`]*)|(~{3,})(.*))$/;
 const HEADING = /^ {0,3}(#{1,6})(?:\s(.*))?$/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])\s+(.*)$/;
