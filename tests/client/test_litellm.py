@@ -1,5 +1,6 @@
 """Uses the APIs of Ollama, OpenAI and Anthropic through LiteLLM, as aider and many others do."""
 
+import gc
 import json
 import os
 
@@ -21,6 +22,16 @@ def closed(**properties):
 
 CITY = closed(city={"type": "string", "maxLength": 8})
 WEATHER = {"type": "function", "function": {"name": "weather", "description": "The weather", "parameters": CITY}}
+
+
+@pytest.fixture(autouse=True)
+def streams_are_closed_after_a_test():
+    """LiteLLM leaves a stream open when it has read its last event. The garbage collector closes it later. It may run
+    while a request holds the lock of httpcore's connections. Closing takes that lock too, and waits for it forever."""
+    gc.disable()
+    yield
+    gc.enable()
+    gc.collect()
 
 
 @pytest.fixture(scope="module")
