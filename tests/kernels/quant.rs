@@ -232,6 +232,21 @@ fn the_largest_sums_fit() {
     }
 }
 
+/// The other tests compare all ways that there are. These are the ways that have to be there.
+#[test]
+fn many_rows_have_their_kernels() {
+    let with_vnni = [Isa::Avx512, Isa::Avx512Widened, Isa::Avx512Vnni];
+    for isa in isas() {
+        let heights = |format| heights_of_many_rows(isa, format);
+        if with_vnni.contains(&isa) {
+            assert_eq!((heights(QuantFormat::Q4_K), heights(QuantFormat::Q8_0)), (&[8, 4][..], &[8][..]), "{isa}");
+        }
+        for format in QuantFormat::ALL.iter().filter(|format| format.block_weights() == 256) {
+            assert!(!heights(*format).is_empty(), "{isa} {format}");
+        }
+    }
+}
+
 /// The parts of a fused projection may be in different formats. So may the halves of a gated one.
 #[test]
 fn parts_may_differ_in_format() {

@@ -21,6 +21,7 @@ const DEFAULT: ManyRows = ManyRows { from: 32, max_height: usize::MAX };
 static MEASURED: [[OnceLock<ManyRows>; QuantFormat::ALL.len()]; Isa::ALL.len()] =
     [const { [const { OnceLock::new() }; QuantFormat::ALL.len()] }; Isa::ALL.len()];
 
+/// What this process measured, or a default if it did not.
 pub fn many_rows(isa: Isa, format: QuantFormat) -> ManyRows {
     MEASURED[isa as usize][format as usize].get().copied().unwrap_or(DEFAULT)
 }

@@ -6,8 +6,8 @@
 //!
 //! With few rows the codes are used as they are read, because memory is the limit. With many rows the codes and scales
 //! of a chunk are first taken apart, once for all these rows. That takes longer than it saves with small blocks and
-//! VNNI. There, many rows are multiplied with two panels at once, so that each word of the input is loaded for both. How
-//! many rows are many is measured (`many_rows`). AMX multiplies weights that were taken apart on tiles.
+//! VNNI. There, many rows are multiplied with two panels at once, so that each word of the input is loaded for both.
+//! How many rows are many is measured (`many_rows`). AMX multiplies weights that were taken apart on tiles.
 
 // Indices name registers here, as in `kernel`.
 #![allow(clippy::needless_range_loop)]
