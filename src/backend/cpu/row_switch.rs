@@ -1,7 +1,9 @@
 //! Measures how products of many rows with quantised weights are fastest, and from how many rows on that is faster than
 //! the way of few rows. It depends on the processor and the format, and changes no bit of a result.
 
-use super::gemm::{Linear, ManyRows, ProductWorkspace, Sink, Source, heights_of_many_rows, linear, measure_many_rows};
+use super::gemm::{
+    Linear, ManyRows, ProductWorkspace, Sink, Source, heights_of_many_rows, linear, measure_many_rows, reads_two_panels,
+};
 use super::isa::Isa;
 use super::memory::Arena;
 use super::pack::{ColumnOrder, CpuMatrix, On};
@@ -15,6 +17,9 @@ use std::time::{Duration, Instant};
 /// The numbers of rows that are tried, the last one only with tiles and for small blocks. Fewer rows are limited by the
 /// memory anyway.
 const TRIED: [usize; 6] = [16, 24, 32, 48, 64, MORE];
+/// The fewest rows that are tried with two panels at once. Here the weights are in a cache. From memory they come more
+/// slowly that way, which 16 rows were measured to wait for.
+const TRIED_WITH_TWO_PANELS: usize = 48;
 /// The answer for large blocks if the way of many rows is slower for all others. It is faster for this many on every
 /// processor.
 const MORE: usize = 128;
@@ -91,5 +96,7 @@ fn measure(isa: Isa, format: QuantFormat) -> Result<ManyRows, StartError> {
         }
         shortest[1].as_secs_f64() > GAIN * shortest[0].as_secs_f64()
     };
-    Ok(ManyRows { from: tried.iter().copied().find(is_faster).unwrap_or(otherwise), max_height })
+    let fewest = if reads_two_panels(isa, format) { TRIED_WITH_TWO_PANELS } else { 0 };
+    let mut tried = tried.iter().copied().filter(|rows| *rows >= fewest);
+    Ok(ManyRows { from: tried.find(is_faster).unwrap_or(otherwise), max_height })
 }

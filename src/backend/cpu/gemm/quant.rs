@@ -88,28 +88,38 @@ pub(super) unsafe fn run(part: &ProductPart<'_>, operands: QuantOperands<'_>, is
 /// How many rows the register tiles of many rows may have at most, the most first. Empty if many rows are computed like
 /// few.
 pub fn heights_of_many_rows(isa: Isa, format: QuantFormat) -> &'static [usize] {
-    macro_rules! heights {
-        ($format:ident) => {
-            isa.run(Heights($format))
-        };
-    }
-    if isa == Isa::Amx { &[MAX_TILE_ROWS] } else { for_format!(format, heights) }
+    kernel_of_many_rows(isa, format).0
 }
 
-struct Heights<F>(F);
+/// Whether many rows are multiplied with two panels at once, as they are stored.
+pub fn reads_two_panels(isa: Isa, format: QuantFormat) -> bool {
+    kernel_of_many_rows(isa, format).1
+}
 
-impl<F: PanelFormat> SimdKernel for Heights<F> {
-    type Output = &'static [usize];
+fn kernel_of_many_rows(isa: Isa, format: QuantFormat) -> (&'static [usize], bool) {
+    macro_rules! kernel {
+        ($format:ident) => {
+            isa.run(KernelOfManyRows($format))
+        };
+    }
+    if isa == Isa::Amx { (&[MAX_TILE_ROWS], false) } else { for_format!(format, kernel) }
+}
+
+struct KernelOfManyRows<F>(F);
+
+impl<F: PanelFormat> SimdKernel for KernelOfManyRows<F> {
+    type Output = (&'static [usize], bool);
     const HAS_INTEGER_PRODUCTS: bool = true;
 
     #[inline(always)]
-    fn run<S: Simd>(self, _simd: S) -> &'static [usize] {
-        match const { (is_taken_apart::<S, F>(), height_of_many_rows::<S>()) } {
+    fn run<S: Simd>(self, _simd: S) -> (&'static [usize], bool) {
+        let heights: &[usize] = match const { (is_taken_apart::<S, F>(), height_of_many_rows::<S>()) } {
             (true, 8) => const { if S::QUANT_PANELS == 2 { &[8, 4] } else { &[8] } },
             (true, 4) => &[4],
             (true, _) => &[2],
             (false, _) => const { if takes_two_panels::<S, F>() { &[8] } else { &[] } },
-        }
+        };
+        (heights, const { takes_two_panels::<S, F>() })
     }
 }
 
