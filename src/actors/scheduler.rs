@@ -320,8 +320,13 @@ impl Handler<Cancel> for SchedulerActor {
     fn handle(&mut self, Cancel(request): Cancel, ctx: &mut Self::Context) {
         self.tell();
         self.recording.hear(|recorder| recorder.cancel(request));
+        let has_ended = !self.scheduler().has_request(request);
         self.scheduler().cancel(request);
         self.close(request, Outcome::Cancelled);
+        if !has_ended {
+            // Perhaps no step follows that would report it.
+            self.report_population();
+        }
         self.wake_soon(ctx);
     }
 }
@@ -336,6 +341,7 @@ impl Handler<StopSample> for SchedulerActor {
         if !self.scheduler().has_request(request) {
             self.close(request, Outcome::Stop);
         }
+        self.report_population();
         self.wake_soon(ctx);
     }
 }

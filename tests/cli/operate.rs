@@ -109,6 +109,26 @@ fn a_stop_while_the_model_is_loaded_ends_the_process() {
 }
 
 #[test]
+fn a_request_that_leaves_before_its_first_step_is_not_counted_as_waiting() {
+    let server = Server::start(&[]);
+    let waits = |count: u32| {
+        let line = format!("pagetide_requests{{state=\"waiting\"}} {count}\n");
+        wait_until(&line, || server.answer("GET", "/metrics", "").contains(&line));
+    };
+    server.answer("POST", "/pause_generation", r#"{"mode": "in_place"}"#);
+    let body = json!({"prompt": "Once", "max_tokens": 5, "stream": true}).to_string();
+    let clients = [1, 2].map(|count| {
+        let client = server.send("none", "POST", "/v1/completions", &body);
+        waits(count);
+        client
+    });
+    for (client, left) in clients.into_iter().zip([1, 0]) {
+        drop(client);
+        waits(left);
+    }
+}
+
+#[test]
 fn health_asks_a_running_server() {
     let server = Server::start(&["--api-key", "the-key"]);
     let port = server.addr.rsplit(':').next().unwrap().to_owned();

@@ -75,16 +75,17 @@ class Server:
 
 
 RUNNING = 'pagetide_requests{state="running"}'
+WAITING = 'pagetide_requests{state="waiting"}'
 CANCELLED = 'pagetide_requests_total{outcome="cancelled"}'
 
 
 @contextlib.contextmanager
 def cancelling(server: Server):
-    """Checks that the code inside cancels exactly one request, and that no request runs afterwards."""
+    """Checks that the code inside cancels exactly one request, and that none runs or waits afterwards."""
     before = server.metric(CANCELLED)
     yield
     wait_for(lambda: server.metric(CANCELLED) == before + 1)
-    wait_for(lambda: server.metric(RUNNING) == 0)
+    wait_for(lambda: server.metric(RUNNING) + server.metric(WAITING) == 0)
 
 
 @contextlib.contextmanager

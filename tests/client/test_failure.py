@@ -8,12 +8,11 @@ import urllib.error
 
 import openai
 import pytest
-from conftest import RUNNING, Server, paused, program, serving, wait_for
+from conftest import RUNNING, WAITING, Server, paused, program, serving, wait_for
 from prometheus import scraping
 
 ADMIN = "the-admin"
 RESTARTS = "pagetide_executor_restarts_total"
-WAITING = 'pagetide_requests{state="waiting"}'
 # Sequences have up to 200 tokens, and the pool holds two of them, so that there are preemptions before the failure.
 OPTIONS = (
     *("--num-device-blocks", "28", "--block-size", "16", "--swap-space-gib", "0.01"),
