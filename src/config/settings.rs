@@ -3,7 +3,9 @@
 
 use super::checks::{any_text, http_url, log_filter, not_empty, revision, root_path, socket_address};
 use super::field::ConfigField;
-use super::value::{SettingKind, Value};
+use super::value::{
+    LIST, SHARE, SHARE_OR_AUTO, SettingKind, Value, int, int_or_auto, number, number_or_auto, text, text_or_auto,
+};
 use super::{
     AdmissionPolicy, CacheDtype, CacheIsolation, Config, CopyBatches, DeviceKind, Dialect, DtypeChoice, Eviction,
     IsaChoice, LoadFormat, LogFormat, OnFailure, Overlap, PreemptionMode, Quantization, ReasoningParser,
@@ -111,39 +113,6 @@ macro_rules! settings {
             load: |config| config.$section.$field.load(),
         }),+];
     };
-}
-
-/// A list of any strings.
-const LIST: SettingKind = SettingKind::List { words: &[], auto: false };
-
-/// An integer.
-const fn int(min: u64, max: u64) -> SettingKind {
-    SettingKind::Int { min, max, auto: false }
-}
-
-const fn int_or_auto(min: u64, max: u64) -> SettingKind {
-    SettingKind::Int { min, max, auto: true }
-}
-
-/// A number from `min` to `max`.
-const fn number(min: f64, max: f64) -> SettingKind {
-    SettingKind::Float { min, or_equal: true, max, auto: false }
-}
-
-const fn number_or_auto(min: f64, max: f64) -> SettingKind {
-    SettingKind::Float { min, or_equal: true, max, auto: true }
-}
-
-/// A fraction above 0, up to 1.
-const SHARE: SettingKind = SettingKind::Float { min: 0.0, or_equal: false, max: 1.0, auto: false };
-const SHARE_OR_AUTO: SettingKind = SettingKind::Float { min: 0.0, or_equal: false, max: 1.0, auto: true };
-
-const fn text(check: fn(&str) -> Result<(), String>) -> SettingKind {
-    SettingKind::Text { auto: false, check }
-}
-
-const fn text_or_auto(check: fn(&str) -> Result<(), String>) -> SettingKind {
-    SettingKind::Text { auto: true, check }
 }
 
 settings! {

@@ -37,6 +37,39 @@ pub enum SettingKind {
     Choice(&'static [&'static str]),
 }
 
+/// A list of any strings.
+pub(super) const LIST: SettingKind = SettingKind::List { words: &[], auto: false };
+
+/// An integer.
+pub(super) const fn int(min: u64, max: u64) -> SettingKind {
+    SettingKind::Int { min, max, auto: false }
+}
+
+pub(super) const fn int_or_auto(min: u64, max: u64) -> SettingKind {
+    SettingKind::Int { min, max, auto: true }
+}
+
+/// A number from `min` to `max`.
+pub(super) const fn number(min: f64, max: f64) -> SettingKind {
+    SettingKind::Float { min, or_equal: true, max, auto: false }
+}
+
+pub(super) const fn number_or_auto(min: f64, max: f64) -> SettingKind {
+    SettingKind::Float { min, or_equal: true, max, auto: true }
+}
+
+/// A fraction above 0, up to 1.
+pub(super) const SHARE: SettingKind = SettingKind::Float { min: 0.0, or_equal: false, max: 1.0, auto: false };
+pub(super) const SHARE_OR_AUTO: SettingKind = SettingKind::Float { min: 0.0, or_equal: false, max: 1.0, auto: true };
+
+pub(super) const fn text(check: fn(&str) -> Result<(), String>) -> SettingKind {
+    SettingKind::Text { auto: false, check }
+}
+
+pub(super) const fn text_or_auto(check: fn(&str) -> Result<(), String>) -> SettingKind {
+    SettingKind::Text { auto: true, check }
+}
+
 /// The value of a setting, of its kind's type and in its range.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
