@@ -1,10 +1,9 @@
 // From logits to tokens and log-probabilities: the same steps as `src/sampling/sampler.rs`, with the same bits except
-// for the sums of log-probabilities. One thread block computes one request, but for the draw: there, a row of logits is
-// split into parts of which each has a thread block.
+// for the sums of log-probabilities. A row of logits is split into parts, and each part has a thread block.
 #include "include/batch.cuh"
 #include "include/logits_row.cuh"
 
-constexpr int ROW_THREADS = 1024;
+constexpr int PART_THREADS = 1024;
 constexpr int DRAW_THREADS = 256;
 // The most parts of a row.
 constexpr int MAX_PARTS = 32;
@@ -38,7 +37,7 @@ struct Request {
     uint32_t target;   // of prompt log-probabilities
     uint32_t num_top;
     uint32_t top;  // first word of the most likely tokens in the results
-    uint32_t num_done;  // thread blocks that have done their part in a pass of the draw; 0 between passes
+    uint32_t num_done;  // thread blocks that have done their part in a launch; 0 between launches
     uint32_t padding;
 };
 
@@ -56,6 +55,7 @@ struct TopToken {
 };
 
 struct DrawState;
+struct PartLogprobs;
 
 struct SamplingParams {
     const float* logits;          // [rows, vocab]
@@ -63,10 +63,11 @@ struct SamplingParams {
     const uint32_t* last_sampled;  // by index of the last step's requests
     uint32_t* sampled;             // by the request's index
     uint32_t* results;             // Result by the request's index, then the most likely tokens
-    TopToken* candidates;          // [num_requests][most top tokens]
     DrawState* draws;              // [num_requests]
+    PartLogprobs* part_logprobs;   // [num_requests][parts]
+    TopToken* candidates;          // [num_requests][parts][max_top]
     uint32_t vocab;
-    uint32_t max_top;
+    uint32_t max_top;  // most top tokens of a part
     uint32_t pass;  // of the draw
     uint32_t padding;
 };
@@ -75,21 +76,61 @@ __device__ __forceinline__ Request& request_of(const SamplingParams& p, uint32_t
     return reinterpret_cast<Request*>(p.requests)[index];
 }
 
+// --- parts of a row
+
+// A part of a row.
+struct RowPart {
+    uint32_t first, len;
+
+    __device__ __forceinline__ bool has(uint32_t token) const { return token - first < len; }
+};
+
+__device__ __forceinline__ RowPart part_of(uint32_t vocab, uint32_t index) {
+    const uint32_t len = ceil_div(vocab, gridDim.x), first = min(index * len, vocab);
+    return {first, min(len, vocab - first)};
+}
+
+// A value that another thread block has written in this launch.
+template <class T> __device__ __forceinline__ T read_shared_by_blocks(const T& value) {
+    return *static_cast<const volatile T*>(&value);
+}
+
+// Whether this thread block is the last of its request to finish its part. What the others have written is then there.
+__device__ __forceinline__ bool is_last_part(Request& request, Scratch& scratch) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        // Releases what the whole thread block has written, and acquires what the others have released.
+        __threadfence();
+        const bool is_last = atomicAdd(&request.num_done, 1u) + 1 == gridDim.x;
+        __threadfence();
+        if (is_last) {
+            request.num_done = 0;
+        }
+        scratch.found = is_last;
+    }
+    __syncthreads();
+    const bool is_last = scratch.found != 0;
+    __syncthreads();
+    return is_last;
+}
+
 // --- penalties and biases
 
 constexpr uint32_t IN_PROMPT = 0x80000000u;
 
-// Writes the request's logits to `adjusted` with a mask (such as that of a grammar), biases and penalties. grid:
-// requests
-KERNEL(ROW_THREADS, adjust_logits, SamplingParams) {
-    const Request& request = request_of(p, blockIdx.x);
+// Writes the request's logits to `adjusted` with a mask (such as that of a grammar), biases and penalties. Each thread
+// block reads the whole lists, and takes the tokens of its part. grid: (parts of a row, requests)
+KERNEL(PART_THREADS, adjust_logits, SamplingParams) {
+    const Request& request = request_of(p, blockIdx.y);
     if (request.adjusted == nullptr) {
         return;
     }
     const float* logits = p.logits + uint64_t(request.row) * p.vocab;
     float* out = request.adjusted;
     uint32_t* counts = request.counts;
-    for (uint32_t i = threadIdx.x; i < p.vocab; i += blockDim.x) {
+    const RowPart part = part_of(p.vocab, blockIdx.x);
+    const uint32_t end = part.first + part.len;
+    for (uint32_t i = part.first + threadIdx.x; i < end; i += blockDim.x) {
         const uint32_t word = i / 32 < request.num_allowed ? p.requests[request.allowed + i / 32] : 0;
         const bool is_allowed = request.num_allowed == 0 || (word >> i % 32 & 1) != 0;
         out[i] = is_allowed ? sanitize(logits[i]) : -INFINITY;
@@ -101,7 +142,7 @@ KERNEL(ROW_THREADS, adjust_logits, SamplingParams) {
 
     for (uint32_t i = threadIdx.x; i < request.num_banned; i += blockDim.x) {
         const uint32_t token = p.requests[request.banned + i];
-        if (token < p.vocab) {
+        if (part.has(token)) {
             out[token] = -INFINITY;
         }
     }
@@ -111,7 +152,7 @@ KERNEL(ROW_THREADS, adjust_logits, SamplingParams) {
     const uint32_t* biases = p.requests + request.biases;
     for (uint32_t i = threadIdx.x; i < request.num_biases; i += blockDim.x) {
         const uint32_t token = biases[2 * i];
-        bool is_first = token < p.vocab;
+        bool is_first = part.has(token);
         for (uint32_t j = 0; j < i && is_first; j++) {
             is_first = biases[2 * j] != token;
         }
@@ -128,24 +169,24 @@ KERNEL(ROW_THREADS, adjust_logits, SamplingParams) {
 
     for (uint32_t i = threadIdx.x; i < request.num_prompt; i += blockDim.x) {
         const uint32_t token = p.requests[request.prompt + i];
-        if (token < p.vocab) {
+        if (part.has(token)) {
             atomicOr(&counts[token], IN_PROMPT);
         }
     }
     for (uint32_t i = threadIdx.x; i < request.num_output; i += blockDim.x) {
         const uint32_t token = p.requests[request.output + i];
-        if (token < p.vocab) {
+        if (part.has(token)) {
             atomicAdd(&counts[token], 1u);
         }
     }
-    if (threadIdx.x == 0 && request.pending != NONE && p.last_sampled[request.pending] < p.vocab) {
+    if (threadIdx.x == 0 && request.pending != NONE && part.has(p.last_sampled[request.pending])) {
         atomicAdd(&counts[p.last_sampled[request.pending]], 1u);
     }
     __syncthreads();
 
     const float factor = request.repetition_penalty;
     const bool subtracts = request.frequency_penalty != 0.0f || request.presence_penalty != 0.0f;
-    for (uint32_t i = threadIdx.x; i < p.vocab; i += blockDim.x) {
+    for (uint32_t i = part.first + threadIdx.x; i < end; i += blockDim.x) {
         const uint32_t count = counts[i];
         if (count == 0) {
             continue;
@@ -195,30 +236,6 @@ struct DrawState {
     uint32_t padding;
 };
 
-// A value that another thread block has written in this launch.
-template <class T> __device__ __forceinline__ T read_shared_by_blocks(const T& value) {
-    return *static_cast<const volatile T*>(&value);
-}
-
-// Whether this thread block is the last of its request to finish its part. What the others have written is then there.
-__device__ __forceinline__ bool is_last_part(Request& request, Scratch& scratch) {
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        // Releases what the whole thread block has written, and acquires what the others have released.
-        __threadfence();
-        const bool is_last = atomicAdd(&request.num_done, 1u) + 1 == gridDim.x;
-        __threadfence();
-        if (is_last) {
-            request.num_done = 0;
-        }
-        scratch.found = is_last;
-    }
-    __syncthreads();
-    const bool is_last = scratch.found != 0;
-    __syncthreads();
-    return is_last;
-}
-
 // Moves what the parts have counted to the bins of this thread block, and finds the bin.
 __device__ __forceinline__ void find_bin_of_all(DrawState& draw, uint64_t target, Scratch& scratch) {
     for (int bin = threadIdx.x; bin < BINS; bin += blockDim.x) {
@@ -229,16 +246,6 @@ __device__ __forceinline__ void find_bin_of_all(DrawState& draw, uint64_t target
     }
     __syncthreads();
     find_bin(scratch, target);
-}
-
-// Part `blockIdx.x` of a row.
-struct RowPart {
-    uint32_t first, len;
-};
-
-__device__ __forceinline__ RowPart part_of(uint32_t vocab, uint32_t index) {
-    const uint32_t len = ceil_div(vocab, gridDim.x), first = min(index * len, vocab);
-    return {first, min(len, vocab - first)};
 }
 
 // This thread block's part of a pass.
@@ -425,13 +432,19 @@ __device__ __forceinline__ float logprob_of(float logit, float max, double log_s
     return logit == -INFINITY ? -INFINITY : float(double(__fsub_rn(logit, max)) - log_sum);
 }
 
-// The `n` most likely tokens, best first.
-__device__ __forceinline__ void write_top(const SamplingParams& p, const Request& request, const float* row, float max,
-                                          float of_thread, double log_sum, Scratch& scratch) {
-    const uint32_t n = min(request.num_top, p.vocab);
-    const float least = kth_largest(row, p.vocab, n, of_thread, scratch);
+// What a thread block finds out about its part of a row.
+struct PartLogprobs {
+    double sum;  // of exp(logit - max)
+    float max;
+    uint32_t before;  // how many of its tokens are more likely than the chosen one
+};
+
+// Writes the `n` most likely tokens of a part, in any order, with their logits. `of_thread`: the thread's largest logit.
+__device__ __forceinline__ void write_candidates(const float* row, const RowPart& part, uint32_t n, float of_thread,
+                                                 TopToken* candidates, Scratch& scratch) {
+    const float least = kth_largest(row, part.len, n, of_thread, scratch);
     uint32_t above = 0;
-    for (uint32_t i = threadIdx.x; i < p.vocab; i += blockDim.x) {
+    for (uint32_t i = threadIdx.x; i < part.len; i += blockDim.x) {
         above += sanitize(row[i]) > least;
     }
     above = reduce_block<Sum>(above, scratch.words);
@@ -439,61 +452,103 @@ __device__ __forceinline__ void write_top(const SamplingParams& p, const Request
     const auto equal = [&](uint32_t i) -> Item { return {uint64_t(~i), uint64_t(sanitize(row[i]) == least)}; };
     uint32_t last_equal = 0;
     if (n > above) {
-        last_equal = ~static_cast<uint32_t>(threshold<3>(equal, p.vocab, n - above, scratch));
+        last_equal = ~static_cast<uint32_t>(threshold<3>(equal, part.len, n - above, scratch));
     }
-    TopToken* candidates = p.candidates + uint64_t(blockIdx.x) * p.max_top;
     if (threadIdx.x == 0) {
         scratch.found = 0;
     }
     __syncthreads();
-    for (uint32_t i = threadIdx.x; i < p.vocab; i += blockDim.x) {
+    for (uint32_t i = threadIdx.x; i < part.len; i += blockDim.x) {
         const float value = sanitize(row[i]);
         if (value > least || (value == least && i <= last_equal)) {
-            candidates[atomicAdd(&scratch.found, 1u)] = {i, value};
+            candidates[atomicAdd(&scratch.found, 1u)] = {part.first + i, value};
         }
-    }
-    __syncthreads();
-    TopToken* top = reinterpret_cast<TopToken*>(p.results + request.top);
-    for (uint32_t i = threadIdx.x; i < n; i += blockDim.x) {
-        const TopToken mine = candidates[i];
-        uint32_t rank = 0;
-        for (uint32_t j = 0; j < n; j++) {
-            const TopToken other = candidates[j];
-            rank += Better()({other.logprob, other.token}, {mine.logprob, mine.token});
-        }
-        top[rank] = {mine.token, logprob_of(mine.logprob, max, log_sum)};
     }
 }
 
-// grid: requests; dynamic shared memory: Scratch
-KERNEL(ROW_THREADS, find_logprobs, SamplingParams) {
-    const Request& request = request_of(p, blockIdx.x);
+// Writes the `n` most likely tokens of the row, best first. `candidates: [parts][max_top]` has those of each part.
+__device__ __forceinline__ void write_top(const SamplingParams& p, const TopToken* candidates, uint32_t n, float max,
+                                          double log_sum, TopToken* top) {
+    const auto candidate = [&](uint32_t part, uint32_t i) -> Best {
+        const TopToken& of_part = candidates[part * p.max_top + i];
+        return {read_shared_by_blocks(of_part.logprob), read_shared_by_blocks(of_part.token)};
+    };
+    const uint32_t most = min(n, part_of(p.vocab, 0).len);
+    for (uint32_t i = threadIdx.x; i < gridDim.x * most; i += blockDim.x) {
+        const uint32_t part = i / most;
+        if (i % most >= part_of(p.vocab, part).len) {
+            continue;
+        }
+        const Best mine = candidate(part, i % most);
+        uint32_t rank = 0;
+        for (uint32_t other = 0; other < gridDim.x && rank < n; other++) {
+            const uint32_t num = min(n, part_of(p.vocab, other).len);
+            for (uint32_t j = 0; j < num; j++) {
+                rank += Better()(candidate(other, j), mine);
+            }
+        }
+        if (rank < n) {
+            top[rank] = {mine.index, logprob_of(mine.value, max, log_sum)};
+        }
+    }
+}
+
+// The last thread block of a row puts together what all have found. grid: (parts of a row, requests); dynamic shared
+// memory: Scratch
+KERNEL(PART_THREADS, find_logprobs, SamplingParams) {
+    Request& request = request_of(p, blockIdx.y);
     if (request.kind == SAMPLE || request.kind == ON_HOST) {
         return;
     }
     DYNAMIC_SHARED(shared);
     Scratch& scratch = *reinterpret_cast<Scratch*>(shared);
     const float* row = p.logits + uint64_t(request.row) * p.vocab;
+    const RowPart part = part_of(p.vocab, blockIdx.x);
     const uint32_t chosen = request.kind == PROMPT_LOGPROBS ? request.target : p.sampled[request.place];
-    float of_thread;
-    const float max = find_best(row, p.vocab, scratch, of_thread).value;
     const float logit = chosen < p.vocab ? sanitize(row[chosen]) : -INFINITY;
+    float of_thread;
+    PartLogprobs found = {0.0, find_best(row + part.first, part.len, scratch, of_thread).value, 0};
+    for (uint32_t i = part.first + threadIdx.x; i < part.first + part.len; i += blockDim.x) {
+        const float value = sanitize(row[i]);
+        found.sum += double(exp_exact(__fsub_rn(value, found.max)));
+        found.before += value > logit || (value == logit && i < chosen);
+    }
+    found.sum = reduce_block<Sum>(found.sum, scratch.doubles);
+    found.before = reduce_block<Sum>(found.before, scratch.words);
+    PartLogprobs* of_parts = p.part_logprobs + uint64_t(blockIdx.y) * gridDim.x;
+    if (threadIdx.x == 0) {
+        of_parts[blockIdx.x] = found;
+    }
+    TopToken* candidates = p.candidates + uint64_t(blockIdx.y) * gridDim.x * p.max_top;
+    const uint32_t num_top = min(request.num_top, p.vocab);
+    const uint32_t num_candidates = min(num_top, part.len);
+    if (num_candidates > 0) {
+        write_candidates(row + part.first, part, num_candidates, of_thread, candidates + blockIdx.x * p.max_top,
+                         scratch);
+    }
+    if (!is_last_part(request, scratch)) {
+        return;
+    }
+
+    float max = -INFINITY;
+    for (uint32_t i = 0; i < gridDim.x; i++) {
+        max = Max()(max, read_shared_by_blocks(of_parts[i].max));
+    }
     double sum = 0.0;
     uint32_t before = 0;
-    for (uint32_t i = threadIdx.x; i < p.vocab; i += blockDim.x) {
-        const float value = sanitize(row[i]);
-        sum += double(exp_exact(__fsub_rn(value, max)));
-        before += value > logit || (value == logit && i < chosen);
+    for (uint32_t i = 0; i < gridDim.x; i++) {
+        const float scale = exp_exact(__fsub_rn(read_shared_by_blocks(of_parts[i].max), max));
+        sum += read_shared_by_blocks(of_parts[i].sum) * double(scale);
+        before += read_shared_by_blocks(of_parts[i].before);
     }
-    const double log_sum = max == -INFINITY ? 0.0 : log(reduce_block<Sum>(sum, scratch.doubles));
-    before = reduce_block<Sum>(before, scratch.words);
+    const double log_sum = max == -INFINITY ? 0.0 : log(sum);
     if (threadIdx.x == 0) {
         Result& result = reinterpret_cast<Result*>(p.results)[request.place];
         result.token = chosen;
         result.logprob = logprob_of(logit, max, log_sum);
         result.rank = (chosen < p.vocab ? before : p.vocab) + 1;
     }
-    if (request.num_top > 0) {
-        write_top(p, request, row, max, of_thread, log_sum, scratch);
+    if (num_top > 0) {
+        write_top(p, candidates, num_top, max, log_sum, reinterpret_cast<TopToken*>(p.results + request.top));
     }
 }

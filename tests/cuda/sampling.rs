@@ -251,6 +251,48 @@ fn rows_of_many_logits() {
     check_vocab(5, 128_256, &device);
 }
 
+/// Rows that are split, as prompts have them. A part may hold none of the most likely tokens, or fewer than are asked for.
+fn check_logprobs_of_parts(device: &dyn Fn(u32) -> Rc<dyn Device>) {
+    let random = &mut Random(11);
+    // Three parts, of which the last one has two logits less.
+    let vocab = 33_001;
+    let float = |random: &mut Random| random.float() * 20.0 - 10.0;
+    let mut rows = vec![vec![f32::NEG_INFINITY; vocab]];
+    // All are equal, and then one is better; only the last part has logits; each part is likelier than the one before.
+    rows.push(vec![1.5; vocab]);
+    rows.push(rows[1].clone());
+    rows[2][vocab - 1] = 2.0;
+    rows.push((0..vocab).map(|i| if i < 30_000 { f32::NEG_INFINITY } else { float(random) }).collect());
+    rows.push((0..vocab).map(|i| float(random) + (i / 11_000) as f32 * 30.0).collect());
+    rows.push((0..vocab).map(|_| random.below(50) as f32).collect());
+    let device = device(1);
+    let modules = device.load_modules(&[source(), transfers::source()]).unwrap();
+    let transfers = Rc::new(TransferKernels::new(&device, modules[1]).unwrap());
+    let mut sampling = SamplingKernels::new(&device, &transfers, modules[0], vocab, 200).unwrap();
+    let on_device = upload(&device, &rows.concat(), DType::F32);
+    let mut wants: Vec<_> =
+        (0..rows.len()).flat_map(|row| [0, 1, 20].map(|num_top| (row, random.below(vocab) as u32, num_top))).collect();
+    // More than a part has. On executed PTX that takes minutes.
+    wants.extend((!executes_ptx()).then_some((5, 7, 11_500)));
+    let requests: Vec<_> = wants
+        .iter()
+        .map(|&(row, target, num_top)| LogitsRequest { row, want: LogitsWant::PromptLogprobs { target, num_top } })
+        .collect();
+    sampling.sample(on_device.ptr(), &requests).unwrap();
+    sampling.end_step();
+    device.synchronize().unwrap();
+    for (result, (row, target, num_top)) in sampling.finish_step().iter().zip(wants) {
+        let LogitsResult::PromptLogprobs(found) = result else { panic!("log-probabilities were asked for") };
+        let expected = Sampler::new().prompt_logprobs(&mut rows[row].clone(), target, num_top);
+        assert_logprobs(found, &expected, &format!("row {row}, {num_top} of token {target}"));
+    }
+}
+
+#[test]
+fn log_probabilities_of_rows_of_many_logits() {
+    check_logprobs_of_parts(&device);
+}
+
 /// More requests than one launch has working memory for.
 #[test]
 fn many_requests_with_penalties() {
@@ -332,9 +374,24 @@ fn broken_kernels_are_noticed() {
         ("sampling.cu", "        draw.bins[bin] = 0;\n    }\n    __syncthreads();", "    }\n    __syncthreads();"),
         ("sampling.cu", "            request.num_done = 0;\n", ""),
         ("include/sampling.cuh", "before + low < before;", "0;"),
+        ("sampling.cu", "return token - first < len;", "return token < first + len;"),
     ];
     parallel(0..breakages.len() as u64, |i| {
         let (file, from, to) = breakages[i as usize];
         breaks(file, from, to, |device| (0..6).for_each(|seed| check_vocab(seed * 17 + 3, 20_000, device)));
+    });
+    // In the log-probabilities of a row that is split.
+    let breakages = [
+        ("sampling.cu", "found.sum += double(", "found.sum = double("),
+        ("sampling.cu", "of_parts[i].sum) * double(scale)", "of_parts[i].sum)"),
+        ("sampling.cu", "before += read_shared_by_blocks", "before = read_shared_by_blocks"),
+        ("sampling.cu", "= {part.first + i, value};", "= {i, value};"),
+        ("sampling.cu", "i % most >= part_of(p.vocab, part).len", "false"),
+        ("sampling.cu", "other < gridDim.x && rank < n", "other < 1 && rank < n"),
+        ("sampling.cu", "value == least && i <= last_equal", "value == least"),
+    ];
+    parallel(0..breakages.len() as u64, |i| {
+        let (file, from, to) = breakages[i as usize];
+        breaks(file, from, to, |device| check_logprobs_of_parts(device));
     });
 }

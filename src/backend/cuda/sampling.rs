@@ -21,12 +21,17 @@ const MAX_REQUESTS: usize = 512;
 const NONE: u32 = u32::MAX;
 /// `struct Scratch`, in shared memory.
 pub const SCRATCH_BYTES: u32 = 8 * 32 + 8 + 8 * 32 + 8 * 2048 + 4 * 32 + 4 * 32 + 8;
-/// The most parts that a row is split into for a draw, each with a thread block of its own.
+/// The most parts that a row is split into, each with a thread block of its own.
 const MAX_PARTS: usize = 32;
+/// The most threads of a thread block, in the draw and elsewhere.
+const DRAW_THREADS: usize = 256;
+const PART_THREADS: usize = 1024;
 /// Logits of a part, unless that would be more parts.
 const PART_LOGITS: usize = 1 << 14;
 /// `struct DrawState`
 const DRAW_BYTES: usize = 8 * 2048 + (8 + 8 + 4) * MAX_PARTS + 3 * 8 + 6 * 4;
+/// `struct PartLogprobs`
+const PART_LOGPROBS_BYTES: usize = 8 + 4 + 4;
 
 /// `struct Request`
 #[derive(Clone, Copy, NoUninit, Zeroable)]
@@ -81,8 +86,9 @@ struct KernelParams {
     last_sampled: DevicePtr,
     sampled: DevicePtr,
     results: DevicePtr,
-    candidates: DevicePtr,
     draws: DevicePtr,
+    part_logprobs: DevicePtr,
+    candidates: DevicePtr,
     vocab: u32,
     max_top: u32,
     pass: u32,
@@ -123,9 +129,12 @@ pub struct SamplingKernels {
     /// `Result` by the request's index, then the most likely tokens: of the step being enqueued and of the one before.
     /// The kernels write to it over the bus, each number once.
     results: [PinnedBuffer; MAX_STEPS_IN_FLIGHT],
-    candidates: DeviceBuffer,
     /// `DrawState` for each request of a launch.
     draws: DeviceBuffer,
+    /// `PartLogprobs` for each part of each row of a launch.
+    part_logprobs: DeviceBuffer,
+    /// `TopToken`: the most likely tokens of each part.
+    candidates: DeviceBuffer,
     /// `[MAX_ADJUSTED, vocab]` logits, and counts.
     adjusted: DeviceBuffer,
     counts: DeviceBuffer,
@@ -138,7 +147,7 @@ pub struct SamplingKernels {
     host: HostDraws,
 }
 
-/// The number of parts of a row in a draw. The result does not depend on it.
+/// The number of parts of a row. The result of a draw does not depend on it.
 fn num_parts(vocab: usize) -> usize {
     vocab.div_ceil(PART_LOGITS).clamp(1, MAX_PARTS)
 }
@@ -192,8 +201,9 @@ impl SamplingKernels {
             last_sampled: on_device(4 * max_places)?,
             num_sampled: 0,
             results: pinned(4 * RESULT_WORDS * max_places)?,
-            candidates: on_device(size_of::<u64>() * MAX_REQUESTS)?,
             draws: on_device(DRAW_BYTES * MAX_REQUESTS.min(max_places))?,
+            part_logprobs: on_device(PART_LOGPROBS_BYTES * num_parts(vocab) * MAX_REQUESTS.min(max_places))?,
+            candidates: on_device(4 * TOP_WORDS * MAX_REQUESTS)?,
             adjusted: on_device(row_bytes)?,
             counts: on_device(row_bytes)?,
             turn: 0,
@@ -295,7 +305,11 @@ impl SamplingKernels {
         offset_of(words.len())?;
         self.upload(&words)?;
         self.words = words;
-        self.make_room(max_top as usize, requests.len())?;
+        let num_requests = requests.len();
+        let parts = num_parts(self.vocab);
+        let part_len = self.vocab.div_ceil(parts);
+        let max_top = part_len.min(max_top as usize);
+        self.make_room(max_top * parts, num_requests)?;
 
         let params = KernelParams {
             logits,
@@ -303,34 +317,32 @@ impl SamplingKernels {
             last_sampled: self.last_sampled.ptr(),
             sampled: self.sampled.ptr(),
             results: self.results[self.turn].ptr(),
-            candidates: self.candidates.ptr(),
             draws: self.draws.ptr(),
+            part_logprobs: self.part_logprobs.ptr(),
+            candidates: self.candidates.ptr(),
             vocab: self.vocab as u32,
-            max_top,
+            max_top: max_top as u32,
             pass: 0,
             padding: 0,
         };
-        let launch = |kernel, blocks: [usize; 2], threads: usize, params: KernelParams| {
-            let [x, y] = blocks.map(|blocks| blocks as u32);
-            let grid = Grid { blocks: [x, y, 1], threads: threads as u32, shared_bytes: SCRATCH_BYTES };
+        let launch = |kernel, max_threads: usize, params: KernelParams| {
+            let threads = (part_len / 4).next_power_of_two().clamp(64, max_threads);
+            let blocks = [parts as u32, num_requests as u32, 1];
+            let grid = Grid { blocks, threads: threads as u32, shared_bytes: SCRATCH_BYTES };
             // SAFETY: the struct is the one that the kernels expect. The buffers live as long as `self`, and the logits
             // as long as the backend.
             unsafe { self.device.launch(kernel, grid, bytemuck::bytes_of(&params)) }
         };
-        let num_requests = requests.len();
-        let row_threads = (self.vocab / 4).next_power_of_two().clamp(64, 1024);
         if adjusts_any {
-            launch(self.adjust, [num_requests, 1], row_threads, params)?;
+            launch(self.adjust, PART_THREADS, params)?;
         }
-        let parts = num_parts(self.vocab);
-        let draw_threads = (self.vocab / parts / 4).next_power_of_two().clamp(64, 256);
         // A thread block that has a row of its own does all passes in one launch.
         let num_launches = if parts == 1 { num_passes.min(1) } else { num_passes };
         for pass in 0..num_launches {
-            launch(self.sample, [parts, num_requests], draw_threads, KernelParams { pass, ..params })?;
+            launch(self.sample, DRAW_THREADS, KernelParams { pass, ..params })?;
         }
         if logprobs_any {
-            launch(self.logprobs, [num_requests, 1], row_threads, params)?;
+            launch(self.logprobs, PART_THREADS, params)?;
         }
         Ok(())
     }
@@ -415,9 +427,9 @@ impl SamplingKernels {
         unsafe { self.transfers.copy(copy) }
     }
 
-    /// Makes room for the most likely tokens.
-    fn make_room(&mut self, max_top: usize, num_requests: usize) -> DeviceResult<()> {
-        let bytes = 8 * max_top * num_requests;
+    /// Makes room for the most likely tokens: `num_candidates` of each request, and those of the results.
+    fn make_room(&mut self, num_candidates: usize, num_requests: usize) -> DeviceResult<()> {
+        let bytes = 4 * TOP_WORDS * num_candidates * num_requests;
         if bytes > self.candidates.bytes() {
             self.candidates = DeviceBuffer::new(&self.device, bytes)?;
         }
