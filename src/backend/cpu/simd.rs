@@ -21,6 +21,8 @@ pub(super) use portable::Portable;
 
 /// Lanes of a vector, on every instruction set.
 pub(super) const LANES: usize = 16;
+/// How far ahead weights are prefetched, in bytes: to the first level of caches, and to the second.
+pub(super) const PREFETCH_DISTANCES: [usize; 2] = [2048, 8192];
 
 pub(super) trait Simd: Copy {
     /// Sixteen float32.
@@ -115,8 +117,9 @@ pub(super) trait Simd: Copy {
     /// and from there to the first one shortly before they are used.
     #[inline(always)]
     fn prefetch_weights(self, address: *const u8) {
-        self.prefetch(address.wrapping_add(2048));
-        self.prefetch_far(address.wrapping_add(8192));
+        let [near, far] = PREFETCH_DISTANCES;
+        self.prefetch(address.wrapping_add(near));
+        self.prefetch_far(address.wrapping_add(far));
     }
 
     /// `a * b + c`, rounded once. On every instruction set the result has the same bits.

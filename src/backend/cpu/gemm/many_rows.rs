@@ -10,7 +10,8 @@ use std::sync::OnceLock;
 pub struct ManyRows {
     /// The fewest rows that are many. [`usize::MAX`]: products of many rows are computed like those of few.
     pub from: usize,
-    /// The most rows of a register tile. It chooses among [`super::heights_of_many_rows`].
+    /// The most rows of a register tile. It chooses among [`super::heights_of_many_rows`]. With 8, large blocks are
+    /// multiplied with two panels at once for eight rows that are few, too.
     pub max_height: usize,
 }
 

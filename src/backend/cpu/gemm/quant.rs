@@ -20,7 +20,7 @@ mod unpacked;
 
 use super::super::isa::Isa;
 use super::super::pack::PanelLayout;
-use super::super::simd::{LANES, Simd, SimdKernel};
+use super::super::simd::{LANES, PREFETCH_DISTANCES, Simd, SimdKernel};
 use super::many_rows::{ManyRows, many_rows};
 use super::part::{ProductPart, QuantOperands};
 use super::quant_input::{MAX_TILE_ROWS, QuantRow};
@@ -157,9 +157,11 @@ impl<F: PanelFormat> SimdKernel for QuantKernel<'_, F> {
                         first_left = self.many_rows::<S, 4, 2>(simd, &rows, panel);
                     } else if const { S::QUANT_ROWS == 8 && S::QUANT_PANELS == 2 } && left >= 2 {
                         // Tiles of eight rows have more sums in flight, and those of four keep all sums in registers.
+                        // Where the former are faster, so are two panels at once for eight rows that are few.
                         width = 2;
                         first_left = if self.many_rows.max_height >= 8 {
-                            self.many_rows::<S, 8, 2>(simd, &rows, panel)
+                            let first_left = self.many_rows::<S, 8, 2>(simd, &rows, panel);
+                            self.two_panels(simd, first_left..rows.end, panel)
                         } else {
                             self.many_rows::<S, 4, 2>(simd, &rows, panel)
                         };
@@ -170,9 +172,9 @@ impl<F: PanelFormat> SimdKernel for QuantKernel<'_, F> {
                     } else {
                         first_left = self.many_rows::<S, 2, 1>(simd, &rows, panel);
                     }
-                } else if const { takes_two_panels::<S, F>() } && left >= 2 {
+                } else if const { takes_two_panels::<S, F>() } && left >= 2 && self.are_many::<8>(&rows) {
                     width = 2;
-                    first_left = self.two_panels(simd, &rows, panel);
+                    first_left = self.two_panels(simd, rows.clone(), panel);
                 }
                 for panel in panel..panel + width {
                     self.few_rows(simd, first_left..rows.end, panel);
@@ -215,10 +217,11 @@ impl<F: PanelFormat> QuantKernel<'_, F> {
         end
     }
 
-    /// Computes all whole tiles of eight rows of two panels if the rows are many. Returns the first row that is left.
+    /// Computes all whole tiles of eight rows of two panels, as they are stored. Returns the first row that is left.
     #[inline(always)]
-    fn two_panels<S: Simd>(&self, simd: S, rows: &Range<usize>, panel: usize) -> usize {
-        if !self.are_many::<8>(rows) {
+    fn two_panels<S: Simd>(&self, simd: S, rows: Range<usize>, panel: usize) -> usize {
+        // The rows of a register tile are in one tile of the input.
+        if !rows.start.is_multiple_of(8) {
             return rows.start;
         }
         let end = rows.start + rows.len() / 8 * 8;
@@ -370,7 +373,7 @@ unsafe fn add_to_stored<S: Simd, F: PanelFormat, const M: usize, const P: usize>
     let mut sums = load_stored::<S, M, P>(simd, results);
     // SAFETY: the caller's promise; a row of results has `LANES` floats for each panel.
     unsafe {
-        add_chunk(simd, Unpacked(format), at, chunk, x, &mut sums);
+        add_chunk(simd, Unpacked(format), at, chunk, [0; 2], x, &mut sums);
         for (results, sums) in results.iter_mut().zip(sums) {
             for p in 0..P {
                 simd.store(results[p].as_mut_ptr(), sums[p]);
@@ -423,8 +426,14 @@ impl<F: PanelFormat, const M: usize, const P: usize> SimdKernel for RowTile<'_, 
                 debug_assert_eq!(x.stride, 1);
                 x.stride = 1; // so that the compiler knows it
             }
-            for chunk in 0..layout.num_chunks(F::FORMAT, operands.w.k()) {
-                add_chunk(simd, *format, at, chunk, x, &mut results);
+            let num_chunks = layout.num_chunks(F::FORMAT, operands.w.k());
+            for chunk in 0..num_chunks {
+                // What is read behind the end of the first panel is the second one, and then what follows both.
+                let gaps = PREFETCH_DISTANCES.map(|distance| {
+                    let is_behind = P == 2 && chunk + distance / layout.chunk_bytes >= num_chunks;
+                    if is_behind { num_chunks * layout.chunk_bytes } else { 0 }
+                });
+                add_chunk(simd, *format, at, chunk, gaps, x, &mut results);
                 for at in &mut at {
                     *at = at.add(layout.chunk_bytes);
                 }
