@@ -4,6 +4,13 @@ use std::process::ExitCode;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
+/// The system calls this before `main`, and so before the first allocation.
+#[cfg(target_os = "linux")]
+#[used]
+// SAFETY: functions in this section get arguments that this one ignores. It uses nothing that `main` has to set up.
+#[unsafe(link_section = ".init_array")]
+static BEFORE_MAIN: extern "C" fn() = pagetide::cli::check_address_space;
+
 fn main() -> ExitCode {
     pagetide::cli::run()
 }

@@ -32,6 +32,11 @@ Examples:
 /// Bytes of address space that a command needs for stacks and memory. With less, an allocation or a stack that cannot
 /// grow would end the program, without a word about the limit.
 const LEAST_ADDRESS_SPACE: usize = 32 << 20;
+const TOO_LITTLE_ADDRESS_SPACE: &str =
+    "pagetide: there are not 32 MiB of address space for its memory; is there a limit ('ulimit -v')?\n";
+/// Bytes of address space that mimalloc reserves with the first allocation where it cannot have a gibibyte. If there
+/// are fewer it does without.
+const RESERVED_AT_FIRST: usize = 128 << 20;
 
 /// A serving runtime for large language models, with PagedAttention, continuous batching and a KV cache that swaps.
 ///
@@ -120,12 +125,23 @@ fn has_address_space(bytes: usize) -> bool {
     }
 }
 
+/// Ends the process if there is room for the memory that the allocator reserves with the first allocation, and then not
+/// for what it allocates beside it: it would abort. To be called before the first allocation, so it makes none.
+pub extern "C" fn check_address_space() {
+    if has_address_space(RESERVED_AT_FIRST) && !has_address_space(RESERVED_AT_FIRST + LEAST_ADDRESS_SPACE) {
+        // SAFETY: the text is as long as is said. Nothing has to be done at the end of a process that has not begun.
+        unsafe {
+            libc::write(libc::STDERR_FILENO, TOO_LITTLE_ADDRESS_SPACE.as_ptr().cast(), TOO_LITTLE_ADDRESS_SPACE.len());
+            libc::_exit(1);
+        }
+    }
+}
+
 /// Runs the program. Exit status: 0 for success, 1 for a failure that has been reported, 2 for a wrong command line.
 pub fn run() -> ExitCode {
     signals::survive_file_size_limits();
     if !has_address_space(LEAST_ADDRESS_SPACE) {
-        let mib = LEAST_ADDRESS_SPACE >> 20;
-        eprintln!("pagetide: there are not {mib} MiB of address space for its memory; is there a limit ('ulimit -v')?");
+        eprint!("{TOO_LITTLE_ADDRESS_SPACE}");
         return ExitCode::FAILURE;
     }
     let cli = match Cli::try_parse() {
