@@ -439,7 +439,8 @@ struct PartLogprobs {
     uint32_t before;  // how many of its tokens are more likely than the chosen one
 };
 
-// Writes the `n` most likely tokens of a part, in any order, with their logits. `of_thread`: the thread's largest logit.
+// Writes the `n` most likely tokens of a part, in any order, with their logits. `of_thread`: the thread's largest
+// logit.
 __device__ __forceinline__ void write_candidates(const float* row, const RowPart& part, uint32_t n, float of_thread,
                                                  TopToken* candidates, Scratch& scratch) {
     const float least = kth_largest(row, part.len, n, of_thread, scratch);

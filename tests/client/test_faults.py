@@ -400,7 +400,7 @@ def test_too_little_address_space_for_a_start_is_said(own_mib, more_mib, tmp_pat
 
 
 def test_the_first_allocation_aborts_under_no_limit_of_address_space(own_mib):
-    """Under some limits, 64 KiB apart, the allocator can reserve 128 MiB and then nothing more."""
+    """In a range of limits, 64 KiB wide, the allocator can reserve 128 MiB and then nothing more."""
     for kib in range(own_mib + 122 << 10, own_mib + 130 << 10, 32):
         ended = run("--version", before=limit(resource.RLIMIT_AS, kib << 10))
         assert ended.returncode in (0, 1), (kib, ended.returncode, ended.stderr)

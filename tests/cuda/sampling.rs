@@ -161,6 +161,14 @@ fn assert_logprobs(found: &PositionLogprobs, expected: &PositionLogprobs, what: 
     }
 }
 
+/// The kernels, for steps of up to 200 requests.
+fn load(device: &Rc<dyn Device>, vocab: usize) -> (Rc<TransferKernels>, SamplingKernels) {
+    let modules = device.load_modules(&[source(), transfers::source()]).unwrap();
+    let transfers = Rc::new(TransferKernels::new(device, modules[1]).unwrap());
+    let sampling = SamplingKernels::new(device, &transfers, modules[0], vocab, 200).unwrap();
+    (transfers, sampling)
+}
+
 /// Two steps. The second one refers to the tokens that the first one sampled.
 fn check(seed: u64) {
     check_on(seed, &device);
@@ -174,9 +182,7 @@ fn check_on(seed: u64, device: &dyn Fn(u32) -> Rc<dyn Device>) {
 pub fn check_vocab(seed: u64, vocab: usize, device: &dyn Fn(u32) -> Rc<dyn Device>) {
     let random = &mut Random(seed);
     let device = device(random.below(thread_orders().len()) as u32);
-    let modules = device.load_modules(&[source(), transfers::source()]).unwrap();
-    let transfers = Rc::new(TransferKernels::new(&device, modules[1]).unwrap());
-    let mut sampling = SamplingKernels::new(&device, &transfers, modules[0], vocab, 200).unwrap();
+    let (transfers, mut sampling) = load(&device, vocab);
     let mut before: Option<Vec<u32>> = None;
     for step in 0..2 {
         let num_rows = random.range(1, 4);
@@ -251,24 +257,26 @@ fn rows_of_many_logits() {
     check_vocab(5, 128_256, &device);
 }
 
-/// Rows that are split, as prompts have them. A part may hold none of the most likely tokens, or fewer than are asked for.
+/// Rows that are split, as prompts have them. A part may hold none of the most likely tokens, or fewer than are asked
+/// for.
 fn check_logprobs_of_parts(device: &dyn Fn(u32) -> Rc<dyn Device>) {
     let random = &mut Random(11);
     // Three parts, of which the last one has two logits less.
     let vocab = 33_001;
     let float = |random: &mut Random| random.float() * 20.0 - 10.0;
     let mut rows = vec![vec![f32::NEG_INFINITY; vocab]];
-    // All are equal, and then one is better; only the last part has logits; each part is likelier than the one before.
     rows.push(vec![1.5; vocab]);
+    // All are equal but the last one.
     rows.push(rows[1].clone());
     rows[2][vocab - 1] = 2.0;
+    // Only the last part has logits.
     rows.push((0..vocab).map(|i| if i < 30_000 { f32::NEG_INFINITY } else { float(random) }).collect());
+    // Each part is likelier than the one before it.
     rows.push((0..vocab).map(|i| float(random) + (i / 11_000) as f32 * 30.0).collect());
+    // Ties.
     rows.push((0..vocab).map(|_| random.below(50) as f32).collect());
     let device = device(1);
-    let modules = device.load_modules(&[source(), transfers::source()]).unwrap();
-    let transfers = Rc::new(TransferKernels::new(&device, modules[1]).unwrap());
-    let mut sampling = SamplingKernels::new(&device, &transfers, modules[0], vocab, 200).unwrap();
+    let (_, mut sampling) = load(&device, vocab);
     let on_device = upload(&device, &rows.concat(), DType::F32);
     let mut wants: Vec<_> =
         (0..rows.len()).flat_map(|row| [0, 1, 20].map(|num_top| (row, random.below(vocab) as u32, num_top))).collect();
@@ -298,9 +306,7 @@ fn log_probabilities_of_rows_of_many_logits() {
 fn many_requests_with_penalties() {
     let (vocab, num) = (100, 75);
     let device = device(0);
-    let modules = device.load_modules(&[source(), transfers::source()]).unwrap();
-    let transfers = Rc::new(TransferKernels::new(&device, modules[1]).unwrap());
-    let mut sampling = SamplingKernels::new(&device, &transfers, modules[0], vocab, 200).unwrap();
+    let (_, mut sampling) = load(&device, vocab);
     let random = &mut Random(3);
     let row = logits(random, vocab);
     let wants: Vec<Want> = (0..num).map(|_| want(random, vocab, None)).collect();
