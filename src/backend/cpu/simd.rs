@@ -128,11 +128,33 @@ pub(super) trait Simd: Copy {
         self.mul_add(a, b, c)
     }
     fn splat_int(self, x: i32) -> Self::Ints;
-    /// `acc + w.0 * x.0 + w.1 * x.1` for the two halves of each lane `w` and of `x`, each an integer of 16 bits.
-    fn dot_shorts(self, acc: Self::Ints, w: Self::Ints, x: u32) -> Self::Ints;
+    /// `acc + a.0 * b.0 + a.1 * b.1` for the two halves of each lane of `a` and `b`, each an integer of 16 bits.
+    fn dot_short_pairs(self, acc: Self::Ints, a: Self::Ints, b: Self::Ints) -> Self::Ints;
+    /// [`Simd::dot_short_pairs`] with the same two numbers for all lanes.
+    #[inline(always)]
+    fn dot_shorts(self, acc: Self::Ints, w: Self::Ints, x: u32) -> Self::Ints {
+        self.dot_short_pairs(acc, w, self.splat_int(x as i32))
+    }
+    /// Integers of 16 bits as the halves of lanes. The upper halves of `low` are ignored.
+    #[inline(always)]
+    fn pack_shorts(self, low: Self::Ints, high: Self::Ints) -> Self::Ints {
+        self.or_shifted(self.int_bits(low, 0, 0xffff), high, 16)
+    }
+    /// Prepares integers of 16 bits for [`Simd::add_scaled`], which takes those without a sign as they are.
+    #[inline(always)]
+    fn prepare_scale(self, scale: Self::Ints) -> Self::Ints {
+        self.int_bits(scale, 0, 0xffff)
+    }
+    /// `acc + a * scale` for integers `a` of 16 bits and prepared `scale`.
+    #[inline(always)]
+    fn add_scaled(self, acc: Self::Ints, a: Self::Ints, scale: Self::Ints) -> Self::Ints {
+        self.dot_short_pairs(acc, a, scale)
+    }
     fn to_floats(self, a: Self::Ints) -> Self::V;
     /// The lanes as the bits of float32.
     fn as_floats(self, a: Self::Ints) -> Self::V;
+    /// The bits of float32 as lanes.
+    fn as_ints(self, a: Self::V) -> Self::Ints;
     /// To nearest even. Numbers that are too large become any integer.
     fn round_to_ints(self, a: Self::V) -> Self::Ints;
     /// `(a >> shift) & mask`, without a sign.
@@ -194,10 +216,7 @@ pub(super) trait Simd: Copy {
     fn widen_bytes(self, four: Self::Ints) -> [Self::Ints; 2] {
         let [first, second] = [self.move_signed(four, 24, 24), self.move_signed(four, 16, 24)];
         let [third, fourth] = [self.move_signed(four, 8, 24), self.move_signed(four, 0, 24)];
-        [
-            self.or_shifted(self.int_bits(first, 0, 0xffff), second, 16),
-            self.or_shifted(self.int_bits(third, 0, 0xffff), fourth, 16),
-        ]
+        [self.pack_shorts(first, second), self.pack_shorts(third, fourth)]
     }
 
     /// # Safety

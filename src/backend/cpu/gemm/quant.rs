@@ -1,8 +1,9 @@
 //! Products with quantised weights on register tiles, written once over [`Simd`].
 //!
-//! Sums of products of bytes within a group are exact integers. They are multiplied with scales and added up in
-//! float32, group after group, with operations that are rounded once. So a result has the same bits on every
-//! instruction set, and for any number of rows.
+//! Sums of products of bytes within a group are exact integers. Where scales are integers too, the groups of a block are
+//! scaled and added up as integers, if the sums fit into 16 bits ([`PanelFormat::SUMS_FIT_SHORTS`]). All else is
+//! multiplied with scales and added up in float32, in order, with operations that are rounded once. So a result has the
+//! same bits on every instruction set, and for any number of rows.
 //!
 //! With few rows the codes are used as they are read, because memory is the limit. With many rows the codes and scales
 //! of a chunk are first taken apart, once for all these rows. That takes longer than it saves with small blocks and

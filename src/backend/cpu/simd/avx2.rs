@@ -247,12 +247,15 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         unsafe { [_mm256_set1_epi32(x); 2] }
     }
     #[inline(always)]
-    fn dot_shorts(self, acc: [__m256i; 2], w: [__m256i; 2], x: u32) -> [__m256i; 2] {
-        let x = unsafe { _mm256_set1_epi32(x as i32) };
+    fn dot_short_pairs(self, acc: [__m256i; 2], a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
         if VNNI {
-            return halves!(i => _mm256_dpwssd_avx_epi32(acc[i], w[i], x));
+            return halves!(i => _mm256_dpwssd_avx_epi32(acc[i], a[i], b[i]));
         }
-        halves!(i => _mm256_add_epi32(acc[i], _mm256_madd_epi16(w[i], x)))
+        halves!(i => _mm256_add_epi32(acc[i], _mm256_madd_epi16(a[i], b[i])))
+    }
+    #[inline(always)]
+    fn pack_shorts(self, low: [__m256i; 2], high: [__m256i; 2]) -> [__m256i; 2] {
+        halves!(i => _mm256_blend_epi16::<0xaa>(low[i], _mm256_slli_epi32::<16>(high[i])))
     }
     #[inline(always)]
     fn to_floats(self, a: [__m256i; 2]) -> Two {
@@ -261,6 +264,10 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     #[inline(always)]
     fn as_floats(self, a: [__m256i; 2]) -> Two {
         halves!(i => _mm256_castsi256_ps(a[i]))
+    }
+    #[inline(always)]
+    fn as_ints(self, a: Two) -> [__m256i; 2] {
+        halves!(i => _mm256_castps_si256(a[i]))
     }
     #[inline(always)]
     fn round_to_ints(self, a: Two) -> [__m256i; 2] {

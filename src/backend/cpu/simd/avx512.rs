@@ -184,11 +184,12 @@ impl<const VNNI: bool, const BF16: bool> Simd for Avx512<VNNI, BF16> {
         unsafe { _mm512_set1_epi32(x) }
     }
     #[inline(always)]
-    fn dot_shorts(self, acc: __m512i, w: __m512i, x: u32) -> __m512i {
-        unsafe {
-            let x = _mm512_set1_epi32(x as i32);
-            if VNNI { _mm512_dpwssd_epi32(acc, w, x) } else { _mm512_add_epi32(acc, _mm512_madd_epi16(w, x)) }
-        }
+    fn dot_short_pairs(self, acc: __m512i, a: __m512i, b: __m512i) -> __m512i {
+        unsafe { if VNNI { _mm512_dpwssd_epi32(acc, a, b) } else { _mm512_add_epi32(acc, _mm512_madd_epi16(a, b)) } }
+    }
+    #[inline(always)]
+    fn pack_shorts(self, low: __m512i, high: __m512i) -> __m512i {
+        unsafe { _mm512_mask_blend_epi16(0xaaaa_aaaa, low, _mm512_slli_epi32::<16>(high)) }
     }
     #[inline(always)]
     fn to_floats(self, a: __m512i) -> __m512 {
@@ -197,6 +198,10 @@ impl<const VNNI: bool, const BF16: bool> Simd for Avx512<VNNI, BF16> {
     #[inline(always)]
     fn as_floats(self, a: __m512i) -> __m512 {
         unsafe { _mm512_castsi512_ps(a) }
+    }
+    #[inline(always)]
+    fn as_ints(self, a: __m512) -> __m512i {
+        unsafe { _mm512_castps_si512(a) }
     }
     #[inline(always)]
     fn round_to_ints(self, a: __m512) -> __m512i {

@@ -320,13 +320,25 @@ impl<const DOT: bool, const MATRIX: bool> Simd for Neon<DOT, MATRIX> {
         unsafe { [vdupq_n_s32(x); 4] }
     }
     #[inline(always)]
-    fn dot_shorts(self, acc: [int32x4_t; 4], w: [int32x4_t; 4], x: u32) -> [int32x4_t; 4] {
-        let x = unsafe { vreinterpretq_s16_u32(vdupq_n_u32(x)) };
+    fn dot_short_pairs(self, acc: [int32x4_t; 4], a: [int32x4_t; 4], b: [int32x4_t; 4]) -> [int32x4_t; 4] {
         quarters!(i => {
-            let w = vreinterpretq_s16_s32(w[i]);
-            let (low, high) = (vmull_s16(vget_low_s16(w), vget_low_s16(x)), vmull_high_s16(w, x));
+            let (a, b) = (vreinterpretq_s16_s32(a[i]), vreinterpretq_s16_s32(b[i]));
+            let (low, high) = (vmull_s16(vget_low_s16(a), vget_low_s16(b)), vmull_high_s16(a, b));
             vaddq_s32(acc[i], vpaddq_s32(low, high))
         })
+    }
+    #[inline(always)]
+    fn pack_shorts(self, low: [int32x4_t; 4], high: [int32x4_t; 4]) -> [int32x4_t; 4] {
+        quarters!(i => vsliq_n_s32::<16>(low[i], high[i]))
+    }
+    #[inline(always)]
+    fn prepare_scale(self, scale: [int32x4_t; 4]) -> [int32x4_t; 4] {
+        scale
+    }
+    // One instruction instead of four.
+    #[inline(always)]
+    fn add_scaled(self, acc: [int32x4_t; 4], a: [int32x4_t; 4], scale: [int32x4_t; 4]) -> [int32x4_t; 4] {
+        quarters!(i => vmlaq_s32(acc[i], a[i], scale[i]))
     }
     #[inline(always)]
     fn to_floats(self, a: [int32x4_t; 4]) -> Four {
@@ -335,6 +347,10 @@ impl<const DOT: bool, const MATRIX: bool> Simd for Neon<DOT, MATRIX> {
     #[inline(always)]
     fn as_floats(self, a: [int32x4_t; 4]) -> Four {
         quarters!(i => vreinterpretq_f32_s32(a[i]))
+    }
+    #[inline(always)]
+    fn as_ints(self, a: Four) -> [int32x4_t; 4] {
+        quarters!(i => vreinterpretq_s32_f32(a[i]))
     }
     #[inline(always)]
     fn round_to_ints(self, a: Four) -> [int32x4_t; 4] {

@@ -166,10 +166,22 @@ impl Simd for Portable {
         [x; LANES]
     }
     #[inline(always)]
-    fn dot_shorts(self, acc: Self::Ints, w: Self::Ints, x: u32) -> Self::Ints {
+    fn dot_short_pairs(self, acc: Self::Ints, a: Self::Ints, b: Self::Ints) -> Self::Ints {
         let mut out = acc;
         for i in 0..LANES {
-            out[i] += (w[i] << 16 >> 16) * i32::from(x as i16) + (w[i] >> 16) * (x as i32 >> 16);
+            out[i] += i32::from(a[i] as i16) * i32::from(b[i] as i16) + (a[i] >> 16) * (b[i] >> 16);
+        }
+        out
+    }
+    #[inline(always)]
+    fn prepare_scale(self, scale: Self::Ints) -> Self::Ints {
+        scale
+    }
+    #[inline(always)]
+    fn add_scaled(self, acc: Self::Ints, a: Self::Ints, scale: Self::Ints) -> Self::Ints {
+        let mut out = acc;
+        for i in 0..LANES {
+            out[i] += a[i] * scale[i];
         }
         out
     }
@@ -180,6 +192,10 @@ impl Simd for Portable {
     #[inline(always)]
     fn as_floats(self, a: Self::Ints) -> Self::V {
         a.map(|a| f32::from_bits(a as u32))
+    }
+    #[inline(always)]
+    fn as_ints(self, a: Self::V) -> Self::Ints {
+        a.map(|a| a.to_bits() as i32)
     }
     #[inline(always)]
     fn round_to_ints(self, a: Self::V) -> Self::Ints {

@@ -21,6 +21,9 @@ pub(super) trait PanelFormat: Copy {
     const IS_SIGNED: bool = false;
     /// The largest code, if codes have no sign.
     const LARGEST: u8 = 15;
+    /// The sums of products of a group fit into 16 bits, because the codes of the input are
+    /// [bounded](super::super::quant_input). So do the scales. Then products of both are added up as integers.
+    const SUMS_FIT_SHORTS: bool = false;
     /// Chunks are in a cache, and their codes need no decoding. Those of each two steps are in the order of
     /// [`Simd::pair_steps`] where [`Simd::PAIRS_ROWS`] holds. Other chunks come from memory.
     const IS_UNPACKED: bool = false;
@@ -32,10 +35,11 @@ pub(super) trait PanelFormat: Copy {
     /// # Safety
     /// This and the following functions: `chunk` is a chunk of a panel in this format.
     unsafe fn factors<S: Simd>(self, simd: S, chunk: *const u8, block: usize) -> [S::V; 2];
-    /// The scale of a group of a chunk with a large block: an integer.
+    /// The scale of a group of a chunk with a large block. With [`PanelFormat::SUMS_FIT_SHORTS`] it is an integer for
+    /// [`Simd::add_scaled`], otherwise the bits of a float32.
     #[inline(always)]
-    unsafe fn scale<S: Simd>(self, simd: S, _chunk: *const u8, _group: usize) -> S::V {
-        simd.splat(1.0)
+    unsafe fn scale<S: Simd>(self, simd: S, _chunk: *const u8, _group: usize) -> S::Ints {
+        simd.splat_int(0)
     }
     /// The minima of groups `2 * pair` and `2 * pair + 1` of a chunk with a large block, in the halves of each lane.
     #[inline(always)]
@@ -150,34 +154,26 @@ macro_rules! two_half_factors {
     };
 }
 
-/// `scale` and `minima` of Q4_K and Q5_K.
-macro_rules! k_scales {
+/// `factors` and `minima` of Q4_K and Q5_K.
+macro_rules! k_minima {
     () => {
         two_half_factors!(0);
-        #[inline(always)]
-        unsafe fn scale<S: Simd>(self, simd: S, chunk: *const u8, group: usize) -> S::V {
-            simd.to_floats(unsafe { k_scale(simd, chunk.add(64), chunk.add(192), 0, group) })
-        }
         #[inline(always)]
         unsafe fn minima<S: Simd>(self, simd: S, chunk: *const u8, pair: usize) -> S::Ints {
             unsafe {
                 let even = k_scale(simd, chunk.add(128), chunk.add(192), 4, 2 * pair);
-                simd.or_shifted(even, k_scale(simd, chunk.add(128), chunk.add(192), 4, 2 * pair + 1), 16)
+                simd.pack_shorts(even, k_scale(simd, chunk.add(128), chunk.add(192), 4, 2 * pair + 1))
             }
         }
     };
 }
 
-/// `factors` and `scale` of formats with a float16 for the chunk and a signed byte for each group.
-macro_rules! byte_scales {
+/// `factors` of formats with large blocks and a float16 for the chunk.
+macro_rules! chunk_factor {
     () => {
         #[inline(always)]
         unsafe fn factors<S: Simd>(self, simd: S, chunk: *const u8, _: usize) -> [S::V; 2] {
             unsafe { one_factor(simd, chunk) }
-        }
-        #[inline(always)]
-        unsafe fn scale<S: Simd>(self, simd: S, chunk: *const u8, group: usize) -> S::V {
-            simd.to_floats(unsafe { simd.load_i8(chunk.add(64 + 16 * group)) })
         }
     };
 }
@@ -257,15 +253,16 @@ format!(Q2K:
     const IS_SMALL: bool = false;
     const GROUP: usize = 16;
     const HAS_MINIMUM: bool = true;
+    const SUMS_FIT_SHORTS: bool = true;
     two_half_factors!(0);
     #[inline(always)]
-    unsafe fn scale<S: Simd>(self, simd: S, chunk: *const u8, group: usize) -> S::V {
-        simd.to_floats(simd.int_bits(unsafe { simd.load_u8(chunk.add(64 + 16 * group)) }, 0, 15))
+    unsafe fn scale<S: Simd>(self, simd: S, chunk: *const u8, group: usize) -> S::Ints {
+        simd.int_bits(unsafe { simd.load_u8(chunk.add(64 + 16 * group)) }, 0, 15)
     }
     #[inline(always)]
     unsafe fn minima<S: Simd>(self, simd: S, chunk: *const u8, pair: usize) -> S::Ints {
         let [even, odd] = unsafe { [simd.load_u8(chunk.add(64 + 32 * pair)), simd.load_u8(chunk.add(80 + 32 * pair))] };
-        simd.or_shifted(simd.int_bits(even, 4, 15), simd.int_bits(odd, 4, 15), 16)
+        simd.pack_shorts(simd.int_bits(even, 4, 15), simd.int_bits(odd, 4, 15))
     }
     #[inline(always)]
     unsafe fn codes<S: Simd, const STEP: usize>(self, simd: S, chunk: *const u8, part: usize) -> S::Bytes {
@@ -281,18 +278,16 @@ format!(Q3K:
     const IS_SMALL: bool = false;
     const GROUP: usize = 16;
     const BIAS: i32 = 4;
+    const SUMS_FIT_SHORTS: bool = true;
+    chunk_factor!();
     #[inline(always)]
-    unsafe fn factors<S: Simd>(self, simd: S, chunk: *const u8, _: usize) -> [S::V; 2] {
-        unsafe { one_factor(simd, chunk) }
-    }
-    #[inline(always)]
-    unsafe fn scale<S: Simd>(self, simd: S, chunk: *const u8, group: usize) -> S::V {
+    unsafe fn scale<S: Simd>(self, simd: S, chunk: *const u8, group: usize) -> S::Ints {
         let (byte, four) = (group as u32 % 4 * 8, group as u32 / 4);
         let (low, high) =
             unsafe { (simd.load_ints(chunk.add(64 + group / 4 % 2 * 64)), simd.load_ints(chunk.add(192))) };
         let low = simd.int_bits(low, byte + four / 2 * 4, 15);
         let scales = simd.or_shifted(low, simd.int_bits(high, byte + 2 * four, 3), 4);
-        simd.sub(simd.to_floats(scales), simd.splat(32.0))
+        simd.prepare_scale(simd.dot_shorts(simd.splat_int(-32), scales, 1))
     }
     #[inline(always)]
     unsafe fn codes<S: Simd, const STEP: usize>(self, simd: S, chunk: *const u8, part: usize) -> S::Bytes {
@@ -309,7 +304,12 @@ format!(Q4K:
     const BLOCKS: usize = 1;
     const IS_SMALL: bool = false;
     const HAS_MINIMUM: bool = true;
-    k_scales!();
+    const SUMS_FIT_SHORTS: bool = true;
+    k_minima!();
+    #[inline(always)]
+    unsafe fn scale<S: Simd>(self, simd: S, chunk: *const u8, group: usize) -> S::Ints {
+        unsafe { k_scale(simd, chunk.add(64), chunk.add(192), 0, group) }
+    }
     #[inline(always)]
     unsafe fn codes<S: Simd, const STEP: usize>(self, simd: S, chunk: *const u8, part: usize) -> S::Bytes {
         unsafe { nibbles_of_64::<S, STEP>(simd, chunk.add(256), part) }
@@ -322,7 +322,11 @@ format!(Q5K:
     const LARGEST: u8 = 31;
     const IS_SMALL: bool = false;
     const HAS_MINIMUM: bool = true;
-    k_scales!();
+    k_minima!();
+    #[inline(always)]
+    unsafe fn scale<S: Simd>(self, simd: S, chunk: *const u8, group: usize) -> S::Ints {
+        simd.as_ints(simd.to_floats(unsafe { k_scale(simd, chunk.add(64), chunk.add(192), 0, group) }))
+    }
     #[inline(always)]
     unsafe fn codes<S: Simd, const STEP: usize>(self, simd: S, chunk: *const u8, part: usize) -> S::Bytes {
         unsafe {
@@ -339,7 +343,12 @@ format!(Q6K:
     const IS_SMALL: bool = false;
     const GROUP: usize = 16;
     const BIAS: i32 = 32;
-    byte_scales!();
+    const SUMS_FIT_SHORTS: bool = true;
+    chunk_factor!();
+    #[inline(always)]
+    unsafe fn scale<S: Simd>(self, simd: S, chunk: *const u8, group: usize) -> S::Ints {
+        simd.prepare_scale(unsafe { simd.load_i8(chunk.add(64 + 16 * group)) })
+    }
     #[inline(always)]
     unsafe fn codes<S: Simd, const STEP: usize>(self, simd: S, chunk: *const u8, part: usize) -> S::Bytes {
         let (half, quarter) = (part / 4, part % 4);
@@ -369,7 +378,11 @@ format!(Iq4Xs:
     const BLOCKS: usize = 1;
     const IS_SMALL: bool = false;
     const IS_SIGNED: bool = true;
-    byte_scales!();
+    chunk_factor!();
+    #[inline(always)]
+    unsafe fn scale<S: Simd>(self, simd: S, chunk: *const u8, group: usize) -> S::Ints {
+        simd.as_ints(simd.to_floats(unsafe { simd.load_i8(chunk.add(64 + 16 * group)) }))
+    }
     #[inline(always)]
     unsafe fn codes<S: Simd, const STEP: usize>(self, simd: S, chunk: *const u8, part: usize) -> S::Bytes {
         values(simd, &IQ4_VALUES, unsafe { nibbles_of_32::<S, STEP>(simd, chunk.add(192 + 256 * part)) })

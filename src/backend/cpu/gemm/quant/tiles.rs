@@ -99,7 +99,7 @@ unsafe fn add_tile<S: Simd, F: PanelFormat>(
         }
         for block in 0..F::BLOCKS {
             let block_in_row = chunk * F::BLOCKS + block;
-            let mut sums = [[simd.splat(0.0)]; LANES];
+            let (mut sums, mut int_sums) = ([[simd.splat(0.0)]; LANES], [simd.splat_int(0); LANES]);
             for group in block * groups_of_block..(block + 1) * groups_of_block {
                 // Counted from the start of the row.
                 let group_in_row = chunk * F::BLOCKS * groups_of_block + group;
@@ -115,8 +115,18 @@ unsafe fn add_tile<S: Simd, F: PanelFormat>(
                         // Sums of up to 32 codes fit into 16 bits.
                         ints = simd.dot_shorts(ints, minus_sum, bias_of_codes::<S, F>() as u32);
                     }
-                    let product = simd.to_floats(ints);
-                    sums[m][0] = if F::IS_SMALL { product } else { simd.fused(product, scale, sums[m][0]) };
+                    if F::SUMS_FIT_SHORTS {
+                        int_sums[m] = simd.add_scaled(int_sums[m], ints, scale);
+                    } else if F::IS_SMALL {
+                        sums[m][0] = simd.to_floats(ints);
+                    } else {
+                        sums[m][0] = simd.fused(simd.to_floats(ints), simd.as_floats(scale), sums[m][0]);
+                    }
+                }
+            }
+            if F::SUMS_FIT_SHORTS {
+                for m in 0..LANES {
+                    sums[m][0] = simd.to_floats(int_sums[m]);
                 }
             }
             add_block(simd, format, [unpacked.as_ptr()], block, block_in_row, x, sums, &mut results);

@@ -13,7 +13,7 @@ pub(super) struct UnpackedChunk {
     /// `[blocks][2]`
     factors: [[[f32; LANES]; 2]; MAX_BLOCKS],
     /// `[groups]`
-    scales: [[f32; LANES]; MAX_GROUPS],
+    scales: [[i32; LANES]; MAX_GROUPS],
     /// `[pairs of groups]`
     minima: [[i32; LANES]; MAX_GROUPS / 2],
 }
@@ -28,7 +28,7 @@ impl UnpackedChunk {
         Self {
             codes: [[0; 4 * LANES]; MAX_BLOCK_WEIGHTS / 4],
             factors: [[[0.0; LANES]; 2]; MAX_BLOCKS],
-            scales: [[0.0; LANES]; MAX_GROUPS],
+            scales: [[0; LANES]; MAX_GROUPS],
             minima: [[0; LANES]; MAX_GROUPS / 2],
         }
     }
@@ -84,7 +84,7 @@ impl UnpackedChunk {
             }
             let num_groups = MAX_BLOCK_WEIGHTS / F::GROUP;
             for (group, scale) in self.scales[..num_groups].iter_mut().enumerate() {
-                simd.store(scale.as_mut_ptr(), format.scale(simd, at, group));
+                simd.store_ints(scale.as_mut_ptr(), format.scale(simd, at, group));
             }
             if F::HAS_MINIMUM {
                 for (pair, minima) in self.minima[..num_groups / 2].iter_mut().enumerate() {
@@ -109,6 +109,7 @@ impl<F: PanelFormat> PanelFormat for Unpacked<F> {
     const HAS_MINIMUM: bool = F::HAS_MINIMUM;
     const IS_SIGNED: bool = F::IS_SIGNED;
     const LARGEST: u8 = F::LARGEST;
+    const SUMS_FIT_SHORTS: bool = F::SUMS_FIT_SHORTS;
     const IS_UNPACKED: bool = true;
 
     #[inline(always)]
@@ -119,8 +120,8 @@ impl<F: PanelFormat> PanelFormat for Unpacked<F> {
         }
     }
     #[inline(always)]
-    unsafe fn scale<S: Simd>(self, simd: S, chunk: *const u8, group: usize) -> S::V {
-        unsafe { simd.load((*chunk.cast::<UnpackedChunk>()).scales[group].as_ptr()) }
+    unsafe fn scale<S: Simd>(self, simd: S, chunk: *const u8, group: usize) -> S::Ints {
+        unsafe { simd.load_ints((*chunk.cast::<UnpackedChunk>()).scales[group].as_ptr().cast()) }
     }
     #[inline(always)]
     unsafe fn minima<S: Simd>(self, simd: S, chunk: *const u8, pair: usize) -> S::Ints {

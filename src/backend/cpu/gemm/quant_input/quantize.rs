@@ -8,6 +8,9 @@ use std::ops::Range;
 
 /// The largest magnitude of a code.
 const LARGEST: f32 = 127.0;
+/// The most that 16 codes of a large block add up to, without their signs. So the sum of their products with codes of
+/// weights from -32 to 32 fits into 16 bits, and that of 32 products with codes from 0 to 15 too.
+const LARGEST_SUM: f32 = 1023.0;
 /// Blocks whose elements are all smaller count as 0: the inverse of their scale would not be a float32.
 const SMALLEST: f32 = 1e-30;
 /// Vectors of the largest block of a row.
@@ -64,7 +67,7 @@ impl QuantizeRows<'_> {
                     *column = load(simd, x, index * block + group * LANES);
                 }
                 simd.transpose(columns);
-                range.add(simd, columns);
+                range.add(simd, columns, self.layout.is_small);
             }
             let factors = range.factors(simd);
             // SAFETY: the caller's promise. Each place of the tile has sixteen lanes.
@@ -141,7 +144,7 @@ impl QuantizeRows<'_> {
             }
             simd.transpose(&mut columns);
             let mut range = LaneRange { largest: simd.splat(0.0), not_finite: simd.splat(0.0) };
-            range.add(simd, &columns);
+            range.add(simd, &columns, self.layout.is_small);
             let factors = range.of_blocks(simd, lanes_of_block).factors(simd);
             let codes = quantize(simd, &columns, factors.inverse);
             let (mut words, mut minus_sums) = ([[0_i32; LANES]; 4], [0_i32; LANES]);
@@ -191,7 +194,7 @@ fn load<S: Simd>(simd: S, x: &[f32], start: usize) -> S::V {
 /// The range of the elements of each lane.
 #[derive(Clone, Copy)]
 struct LaneRange<S: Simd> {
-    /// The largest magnitude.
+    /// The largest magnitude. In a large block it is raised until no 16 codes add up to more than [`LARGEST_SUM`].
     largest: S::V,
     /// NaN if an element is infinite or NaN, else 0.
     not_finite: S::V,
@@ -205,11 +208,19 @@ struct Factors<S: Simd> {
 
 impl<S: Simd> LaneRange<S> {
     #[inline(always)]
-    fn add(&mut self, simd: S, columns: &[S::V; LANES]) {
-        let zero = simd.splat(0.0);
+    fn add(&mut self, simd: S, columns: &[S::V; LANES], is_small: bool) {
+        // Rounding adds at most a half to each code.
+        const RAISE: f32 = LANES as f32 * LARGEST / (LARGEST_SUM - LANES as f32 / 2.0);
+        let (zero, share) = (simd.splat(0.0), simd.splat(1.0 / LANES as f32));
+        let mut mean = zero;
         for v in columns {
-            self.largest = simd.max(simd.max(*v, simd.sub(zero, *v)), self.largest);
+            let magnitude = simd.max(*v, simd.sub(zero, *v));
+            self.largest = simd.max(magnitude, self.largest);
             self.not_finite = simd.add(self.not_finite, simd.mul(*v, zero));
+            mean = simd.fused(magnitude, share, mean);
+        }
+        if !is_small {
+            self.largest = simd.max(simd.mul(mean, simd.splat(RAISE)), self.largest);
         }
     }
 
