@@ -121,8 +121,8 @@ fn quantize(x: &[f32], format: QuantFormat) -> Vec<f64> {
     x.chunks(block).flat_map(of_block).collect()
 }
 
-/// The magnitude that 127 has to stand for, so that 16 codes add up to no more than 1,023, without their signs. Rounding
-/// can add a half to each.
+/// The magnitude that 127 has to stand for, so that 16 codes add up to no more than 1,023, without their signs.
+/// Rounding can add a half to each.
 fn bound_of_sums(x: &[f32]) -> f32 {
     // In parts of 16, which are exact, and in order, so that a code is rounded as the product rounds it.
     let mean = |x: &[f32]| x.iter().fold(0.0_f32, |mean, x| mean + x.abs() / 16.0);

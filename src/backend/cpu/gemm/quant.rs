@@ -1,7 +1,7 @@
 //! Products with quantised weights on register tiles, written once over [`Simd`].
 //!
-//! Sums of products of bytes within a group are exact integers. Where scales are integers too, the groups of a block are
-//! scaled and added up as integers, if the sums fit into 16 bits ([`PanelFormat::SUMS_FIT_SHORTS`]). All else is
+//! Sums of products of bytes within a group are exact integers. Where they and the scales are integers of 16 bits
+//! ([`PanelFormat::SUMS_FIT_SHORTS`]), the groups of a block are scaled and added up as integers. All else is
 //! multiplied with scales and added up in float32, in order, with operations that are rounded once. So a result has the
 //! same bits on every instruction set, and for any number of rows.
 //!

@@ -4,9 +4,10 @@
 //! code from -127 to 127, and the scale of a block is its largest magnitude divided by 127. Weights in formats with
 //! blocks of 256 are multiplied with rows in blocks of 256, all others with rows in blocks of 32.
 //!
-//! The sum of the products of a group of weights is scaled as an integer of 16 bits. So the scale of a block of 256 is
-//! larger if 16 of its codes would add up to more than 1,023, without their signs. That is rare: if the elements are
-//! distributed normally, 16 codes add up to about 600, and 3 of 1,000 blocks get a larger scale.
+//! In most formats with blocks of 256, the sum of the products of a group is an integer of 16 bits when it is scaled
+//! (`PanelFormat::SUMS_FIT_SHORTS`). So that it fits, the scale of a block of 256 elements is larger if 16 of its codes
+//! would add up to more than 1,023, without their signs. That is rare: if the elements are distributed normally, 16
+//! codes add up to about 600, and 3 of 1,000 blocks get a larger scale.
 
 mod layout;
 mod quantize;
