@@ -16,7 +16,6 @@ use super::super::isa::Isa;
 use super::super::memory::{Buffer, Shared};
 use super::super::pack::QuantPanels;
 use super::super::rows::{ALONE_BELOW, for_runs};
-use super::super::simd::LANES;
 use super::super::team::Team;
 use super::float_rows::FloatRows;
 use crate::quant::{MAX_BLOCK_WEIGHTS, QuantFormat};
@@ -25,7 +24,7 @@ pub use layout::{MAX_TILE_ROWS, QuantRow};
 #[cfg(target_arch = "x86_64")]
 pub use layout::{SEGMENT, SEGMENT_BYTES};
 use pagetide_base::error::StartError;
-use quantize::QuantizeRows;
+use quantize::{QuantizeStretch, STRETCH};
 
 /// The quantised rows of the current product. The next product reuses the memory.
 pub struct QuantInput {
@@ -54,19 +53,20 @@ impl QuantInput {
         (self.small, self.large) = (small, large);
         let words = Shared::new(self.words.as_mut_ptr());
         for layout in [small, large].into_iter().flatten() {
-            // Rows of a full tile are quantised together.
-            let at_once = if layout.height == LANES { LANES } else { 1 };
-            let quantize = |index: usize| {
-                let first = index * at_once;
-                // SAFETY: there is room for `rows` rows, and each belongs to one task.
+            let stretches = layout.k / STRETCH;
+            // Rows of a tile share cache lines, so one member quantises all of them.
+            let quantize = |part: usize| {
+                let first = part / stretches * MAX_TILE_ROWS;
+                // SAFETY: there is room for `rows` rows, and each stretch of a tile belongs to one task.
                 let out = unsafe { layout.row(words.get(), first) };
-                isa.run(QuantizeRows { x, rows: first..rows.min(first + at_once), layout, out });
+                let rows = first..rows.min(first + MAX_TILE_ROWS);
+                isa.run(QuantizeStretch { x, rows, stretch: part % stretches, layout, out });
             };
-            let num_tasks = rows.div_ceil(at_once);
+            let num_parts = rows.div_ceil(MAX_TILE_ROWS) * stretches;
             if rows * x.k < ALONE_BELOW {
-                (0..num_tasks).for_each(quantize);
+                (0..num_parts).for_each(quantize);
             } else {
-                for_runs(team, num_tasks, |_, tasks| tasks.for_each(quantize));
+                for_runs(team, num_parts, |_, parts| parts.for_each(quantize));
             }
         }
     }

@@ -13,26 +13,29 @@ const LARGEST: f32 = 127.0;
 const LARGEST_SUM: f32 = 1023.0;
 /// Blocks whose elements are all smaller count as 0: the inverse of their scale would not be a float32.
 const SMALLEST: f32 = 1e-30;
-/// Vectors of the largest block of a row.
-const VECTORS: usize = MAX_BLOCK_WEIGHTS / LANES;
+/// Elements of a row that are quantised at once: whole blocks.
+pub(super) const STRETCH: usize = MAX_BLOCK_WEIGHTS;
+/// Vectors of a stretch.
+const VECTORS: usize = STRETCH / LANES;
 
-/// Quantises rows of one tile.
-pub(super) struct QuantizeRows<'a> {
+/// Quantises a stretch of all rows of a tile.
+pub(super) struct QuantizeStretch<'a> {
     pub x: FloatRows<'a>,
-    /// All rows of the tile if it has sixteen places, else any.
     pub rows: Range<usize>,
+    /// Counted from the start of the rows.
+    pub stretch: usize,
     pub layout: TileLayout,
-    /// Where the first of them goes. Nothing else uses these rows.
+    /// Where the first of the rows goes. Nothing else uses the stretch.
     pub out: QuantRow,
 }
 
-impl SimdKernel for QuantizeRows<'_> {
+impl SimdKernel for QuantizeStretch<'_> {
     type Output = ();
     const HAS_INTEGER_PRODUCTS: bool = true;
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        // SAFETY: the rows are ours, and they have all blocks of the layout.
+        // SAFETY: the stretch is ours, and the rows have it.
         unsafe {
             if self.layout.height == LANES {
                 self.side_by_side(simd);
@@ -48,17 +51,17 @@ impl SimdKernel for QuantizeRows<'_> {
     }
 }
 
-impl QuantizeRows<'_> {
+impl QuantizeStretch<'_> {
     /// Each lane is a row. Rows that the tile lacks become zeros.
     ///
     /// # Safety
-    /// The tile is ours.
+    /// The stretch is ours.
     #[inline(always)]
     unsafe fn side_by_side<S: Simd>(&self, simd: S) {
         let (out, block, zero) = (self.out, self.layout.block(), simd.splat(0.0));
-        let per_block = block / LANES;
+        let (per_block, per_stretch) = (block / LANES, STRETCH / block);
         let mut columns = [[zero; LANES]; VECTORS];
-        for index in 0..self.layout.k / block {
+        for index in self.stretch * per_stretch..(self.stretch + 1) * per_stretch {
             let mut range = LaneRange { largest: zero, not_finite: zero };
             for (group, columns) in columns[..per_block].iter_mut().enumerate() {
                 for (lane, column) in columns.iter_mut().enumerate() {
@@ -106,13 +109,14 @@ impl QuantizeRows<'_> {
         }
     }
 
-    /// Copies the codes of the tile to their second place.
+    /// Copies the codes to their second place.
     ///
     /// # Safety
-    /// The tile is ours, and its codes are there.
+    /// The stretch is ours, and its codes are there.
     #[inline(always)]
     unsafe fn copy_by_row<S: Simd>(&self, simd: S) {
-        for segment in 0..self.layout.k / SEGMENT {
+        const PER_STRETCH: usize = STRETCH / SEGMENT;
+        for segment in self.stretch * PER_STRETCH..(self.stretch + 1) * PER_STRETCH {
             // SAFETY: the caller's promise. A segment is sixteen words of sixteen rows.
             unsafe {
                 let codes = self.out.codes.cast::<f32>().add(segment * LANES * LANES);
@@ -129,54 +133,52 @@ impl QuantizeRows<'_> {
         }
     }
 
-    /// Each lane is a sixteenth of 256 elements of a row.
+    /// Each lane is a sixteenth of the stretch of a row.
     ///
     /// # Safety
-    /// The row is ours.
+    /// The stretch is ours.
     #[inline(always)]
     unsafe fn alone<S: Simd>(&self, simd: S, row: usize) {
-        let (x, out, stride) = (self.x.row(self.rows.start + row), self.out, self.out.stride);
+        let (x, out, stretch, stride) = (self.x.row(self.rows.start + row), self.out, self.stretch, self.out.stride);
         let lanes_of_block = self.layout.block() / LANES;
-        for stretch in 0..self.layout.k / MAX_BLOCK_WEIGHTS {
-            let mut columns = [simd.splat(0.0); LANES];
-            for (lane, column) in columns.iter_mut().enumerate() {
-                *column = load(simd, x, stretch * MAX_BLOCK_WEIGHTS + lane * LANES);
+        let mut columns = [simd.splat(0.0); LANES];
+        for (lane, column) in columns.iter_mut().enumerate() {
+            *column = load(simd, x, stretch * STRETCH + lane * LANES);
+        }
+        simd.transpose(&mut columns);
+        let mut range = LaneRange { largest: simd.splat(0.0), not_finite: simd.splat(0.0) };
+        range.add(simd, &columns, self.layout.is_small);
+        let factors = range.of_blocks(simd, lanes_of_block).factors(simd);
+        let codes = quantize(simd, &columns, factors.inverse);
+        let (mut words, mut minus_sums) = ([[0_i32; LANES]; 4], [0_i32; LANES]);
+        // SAFETY: the arrays have sixteen places, and the row has these places.
+        unsafe {
+            for (array, words) in words.iter_mut().zip(codes.words) {
+                simd.store_ints(array.as_mut_ptr(), words);
             }
-            simd.transpose(&mut columns);
-            let mut range = LaneRange { largest: simd.splat(0.0), not_finite: simd.splat(0.0) };
-            range.add(simd, &columns, self.layout.is_small);
-            let factors = range.of_blocks(simd, lanes_of_block).factors(simd);
-            let codes = quantize(simd, &columns, factors.inverse);
-            let (mut words, mut minus_sums) = ([[0_i32; LANES]; 4], [0_i32; LANES]);
-            // SAFETY: the arrays have sixteen places, and the row has these places.
-            unsafe {
-                for (array, words) in words.iter_mut().zip(codes.words) {
-                    simd.store_ints(array.as_mut_ptr(), words);
+            simd.store_ints(minus_sums.as_mut_ptr(), codes.minus_sums);
+            let scales = simd.to_array(factors.scale);
+            for (block, scale) in scales.iter().step_by(lanes_of_block).enumerate() {
+                *out.scales.cast_mut().add((stretch * LANES / lanes_of_block + block) * stride + row) = *scale;
+            }
+            for lane in 0..LANES {
+                let group = stretch * LANES + lane;
+                for (step, words) in words.iter().enumerate() {
+                    *out.codes.cast_mut().add((4 * group + step) * stride + row) = words[lane] as u32;
                 }
-                simd.store_ints(minus_sums.as_mut_ptr(), codes.minus_sums);
-                let scales = simd.to_array(factors.scale);
-                for (block, scale) in scales.iter().step_by(lanes_of_block).enumerate() {
-                    *out.scales.cast_mut().add((stretch * LANES / lanes_of_block + block) * stride + row) = *scale;
-                }
-                for lane in 0..LANES {
-                    let group = stretch * LANES + lane;
-                    for (step, words) in words.iter().enumerate() {
-                        *out.codes.cast_mut().add((4 * group + step) * stride + row) = words[lane] as u32;
-                    }
-                    *out.minus_sums_16.cast_mut().add(group * stride + row) = minus_sums[lane];
-                }
-                for (i, [even, odd]) in minus_sums.as_chunks().0.iter().enumerate() {
-                    let place = (stretch * LANES / 2 + i) * stride + row;
-                    *out.minus_sums_32.cast_mut().add(place) = even + odd;
-                    if !self.layout.is_small {
-                        *out.pairs_16.cast_mut().add(place) = pair(-even, -odd);
-                    }
-                }
+                *out.minus_sums_16.cast_mut().add(group * stride + row) = minus_sums[lane];
+            }
+            for (i, [even, odd]) in minus_sums.as_chunks().0.iter().enumerate() {
+                let place = (stretch * LANES / 2 + i) * stride + row;
+                *out.minus_sums_32.cast_mut().add(place) = even + odd;
                 if !self.layout.is_small {
-                    for (i, [a, b, c, d]) in minus_sums.as_chunks().0.iter().enumerate() {
-                        let place = (stretch * LANES / 4 + i) * stride + row;
-                        *out.pairs_32.cast_mut().add(place) = pair(-(a + b), -(c + d));
-                    }
+                    *out.pairs_16.cast_mut().add(place) = pair(-even, -odd);
+                }
+            }
+            if !self.layout.is_small {
+                for (i, [a, b, c, d]) in minus_sums.as_chunks().0.iter().enumerate() {
+                    let place = (stretch * LANES / 4 + i) * stride + row;
+                    *out.pairs_32.cast_mut().add(place) = pair(-(a + b), -(c + d));
                 }
             }
         }
