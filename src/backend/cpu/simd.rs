@@ -150,6 +150,7 @@ pub(super) trait Simd: Copy {
     fn add_scaled(self, acc: Self::Ints, a: Self::Ints, scale: Self::Ints) -> Self::Ints {
         self.dot_short_pairs(acc, a, scale)
     }
+    fn add_ints(self, a: Self::Ints, b: Self::Ints) -> Self::Ints;
     fn to_floats(self, a: Self::Ints) -> Self::V;
     /// The lanes as the bits of float32.
     fn as_floats(self, a: Self::Ints) -> Self::V;
@@ -167,6 +168,11 @@ pub(super) trait Simd: Copy {
     fn byte_bits(self, b: Self::Bytes, shift: u32, mask: u8) -> Self::Bytes;
     /// `(b << shift) & mask` of each byte, likewise.
     fn byte_bits_up(self, b: Self::Bytes, shift: u32, mask: u8) -> Self::Bytes;
+    /// `((b >> from) << to) & mask` of each byte, likewise, for a `from` that is not a constant.
+    #[inline(always)]
+    fn move_bits(self, b: Self::Bytes, from: u32, to: u32, mask: u8) -> Self::Bytes {
+        self.byte_bits_up(self.byte_bits(b, from, mask >> to), to, mask)
+    }
     fn or_bytes(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
     /// A table for [`Simd::lookup`].
     fn table(self, values: &[i8; 16]) -> Self::Bytes;

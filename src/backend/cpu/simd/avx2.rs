@@ -258,6 +258,10 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         halves!(i => _mm256_blend_epi16::<0xaa>(low[i], _mm256_slli_epi32::<16>(high[i])))
     }
     #[inline(always)]
+    fn add_ints(self, a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+        halves!(i => _mm256_add_epi32(a[i], b[i]))
+    }
+    #[inline(always)]
     fn to_floats(self, a: [__m256i; 2]) -> Two {
         halves!(i => _mm256_cvtepi32_ps(a[i]))
     }

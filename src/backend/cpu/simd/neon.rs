@@ -341,6 +341,10 @@ impl<const DOT: bool, const MATRIX: bool> Simd for Neon<DOT, MATRIX> {
         quarters!(i => vmlaq_s32(acc[i], a[i], scale[i]))
     }
     #[inline(always)]
+    fn add_ints(self, a: [int32x4_t; 4], b: [int32x4_t; 4]) -> [int32x4_t; 4] {
+        quarters!(i => vaddq_s32(a[i], b[i]))
+    }
+    #[inline(always)]
     fn to_floats(self, a: [int32x4_t; 4]) -> Four {
         quarters!(i => vcvtq_f32_s32(a[i]))
     }
@@ -378,6 +382,10 @@ impl<const DOT: bool, const MATRIX: bool> Simd for Neon<DOT, MATRIX> {
     #[inline(always)]
     fn byte_bits_up(self, b: [uint8x16_t; 4], shift: u32, mask: u8) -> [uint8x16_t; 4] {
         quarters!(i => vandq_u8(vshlq_u8(b[i], vdupq_n_s8(shift as i8)), vdupq_n_u8(mask)))
+    }
+    #[inline(always)]
+    fn move_bits(self, b: [uint8x16_t; 4], from: u32, to: u32, mask: u8) -> [uint8x16_t; 4] {
+        quarters!(i => vandq_u8(vshlq_u8(b[i], vdupq_n_s8(to as i8 - from as i8)), vdupq_n_u8(mask)))
     }
     #[inline(always)]
     fn or_bytes(self, a: [uint8x16_t; 4], b: [uint8x16_t; 4]) -> [uint8x16_t; 4] {

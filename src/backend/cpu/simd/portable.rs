@@ -186,6 +186,14 @@ impl Simd for Portable {
         out
     }
     #[inline(always)]
+    fn add_ints(self, a: Self::Ints, b: Self::Ints) -> Self::Ints {
+        let mut out = a;
+        for i in 0..LANES {
+            out[i] += b[i];
+        }
+        out
+    }
+    #[inline(always)]
     fn to_floats(self, a: Self::Ints) -> Self::V {
         a.map(|a| a as f32)
     }

@@ -5,7 +5,7 @@
 
 use super::super::super::pack::PanelLayout;
 use super::super::super::simd::{LANES, PREFETCH_DISTANCES, Simd};
-use super::super::quant_input::{MAX_TILE_ROWS, QuantRow};
+use super::super::quant_input::{MAX_TILE_ROWS, QuantRow, SUMS_16_TIMES};
 use super::formats::{PART, PanelFormat, num_parts, parts_of_block};
 use crate::quant::MAX_BLOCK_WEIGHTS;
 use std::ops::Range;
@@ -274,6 +274,19 @@ pub(super) const fn bias_of_codes<S: Simd, F: PanelFormat>() -> i32 {
     if F::IS_SIGNED && S::ADDS_128 { 128 } else { F::BIAS }
 }
 
+/// Minus the sum of the input of a group, as the input has it, times the bias of the codes.
+#[inline(always)]
+pub(super) fn times_bias<S: Simd, F: PanelFormat>(simd: S, minus_sum: S::Ints) -> S::Ints {
+    let times = if F::GROUP == HALF { SUMS_16_TIMES } else { 1 };
+    let bias = bias_of_codes::<S, F>();
+    // Shifts, because they take their operand from memory.
+    match bias.trailing_zeros().checked_sub(times.trailing_zeros()) {
+        Some(0) => minus_sum,
+        Some(up) => simd.or_shifted(simd.splat_int(0), minus_sum, up),
+        None => simd.move_signed(minus_sum, 0, times.trailing_zeros() - bias.trailing_zeros()),
+    }
+}
+
 /// The integer sums of a group before its first step: they make up for the bias of the codes. The group begins with
 /// half a part, counted from the start of the row.
 ///
@@ -301,8 +314,7 @@ unsafe fn begin<S: Simd, F: PanelFormat, const M: usize, const P: usize>(
                     simd.splat_int(*minus_sums)
                 }
             };
-            // A shift, because it takes its operand from memory.
-            let start = simd.or_shifted(simd.splat_int(0), minus_sum, bias.trailing_zeros());
+            let start = times_bias::<S, F>(simd, minus_sum);
             for p in 0..P {
                 ints[m][p] = start;
             }

@@ -73,7 +73,7 @@ unsafe fn nibbles_of_32<S: Simd, const STEP: usize>(simd: S, at: *const u8) -> S
 #[inline(always)]
 unsafe fn nibbles_of_64<S: Simd, const STEP: usize>(simd: S, at: *const u8, part: usize) -> S::Bytes {
     // SAFETY: the caller's promise.
-    simd.byte_bits(unsafe { simd.load_bytes(at.add(part / 2 * 512 + STEP * 64)) }, part as u32 % 2 * 4, 15)
+    simd.move_bits(unsafe { simd.load_bytes(at.add(part / 2 * 512 + STEP * 64)) }, part as u32 % 2 * 4, 0, 15)
 }
 
 /// Adds a bit to codes of `width` bits: bit `bit` of each byte of `bits`.
@@ -267,7 +267,7 @@ format!(Q2K:
     #[inline(always)]
     unsafe fn codes<S: Simd, const STEP: usize>(self, simd: S, chunk: *const u8, part: usize) -> S::Bytes {
         let bytes = unsafe { simd.load_bytes(chunk.add(320 + part / 4 * 512 + STEP * 64)) };
-        simd.byte_bits(bytes, part as u32 % 4 * 2, 3)
+        simd.move_bits(bytes, part as u32 % 4 * 2, 0, 3)
     }
 );
 
@@ -295,7 +295,7 @@ format!(Q3K:
             let low = simd.load_bytes(chunk.add(768 + part / 4 * 512 + STEP * 64));
             (low, simd.load_bytes(chunk.add(256 + STEP * 64)))
         };
-        with_bit(simd, simd.byte_bits(low, part as u32 % 4 * 2, 3), 2, high, part as u32)
+        simd.or_bytes(simd.move_bits(low, part as u32 % 4 * 2, 0, 3), simd.move_bits(high, part as u32, 2, 4))
     }
 );
 
@@ -330,8 +330,9 @@ format!(Q5K:
     #[inline(always)]
     unsafe fn codes<S: Simd, const STEP: usize>(self, simd: S, chunk: *const u8, part: usize) -> S::Bytes {
         unsafe {
-            let codes = nibbles_of_64::<S, STEP>(simd, chunk.add(768), part);
-            with_bit(simd, codes, 4, simd.load_bytes(chunk.add(256 + STEP * 64)), part as u32)
+            let (low, high) =
+                (nibbles_of_64::<S, STEP>(simd, chunk.add(768), part), simd.load_bytes(chunk.add(256 + STEP * 64)));
+            simd.or_bytes(low, simd.move_bits(high, part as u32, 4, 16))
         }
     }
 );
@@ -356,8 +357,8 @@ format!(Q6K:
             let low = simd.load_bytes(chunk.add(320 + half * 1024 + quarter % 2 * 512 + STEP * 64));
             (low, simd.load_bytes(chunk.add(2368 + half * 512 + STEP * 64)))
         };
-        let high = simd.byte_bits_up(simd.byte_bits(high, quarter as u32 * 2, 3), 4, 48);
-        simd.or_bytes(simd.byte_bits(low, quarter as u32 / 2 * 4, 15), high)
+        let low = simd.move_bits(low, quarter as u32 / 2 * 4, 0, 15);
+        simd.or_bytes(low, simd.move_bits(high, quarter as u32 * 2, 4, 48))
     }
 );
 

@@ -11,7 +11,7 @@ use super::super::super::simd::{LANES, Simd, SimdKernel, run_avx512_vnni};
 use super::super::super::tile_registers::Tiles;
 use super::super::part::{ProductPart, QuantOperands};
 use super::super::quant_input::{QuantRow, SEGMENT, SEGMENT_BYTES};
-use super::chunk::{BLOCK_ROWS, add_block, bias_of_codes};
+use super::chunk::{BLOCK_ROWS, add_block, bias_of_codes, times_bias};
 use super::formats::{PART, PanelFormat, num_parts};
 use super::unpacked::{Unpacked, UnpackedChunk};
 use std::arch::asm;
@@ -112,8 +112,7 @@ unsafe fn add_tile<S: Simd, F: PanelFormat>(
                     if const { bias_of_codes::<S, F>() != 0 } {
                         let minus_sums = if F::GROUP == PART { x.minus_sums_32 } else { x.minus_sums_16 };
                         let minus_sum = simd.splat_int(*minus_sums.add(group_in_row * x.stride + m));
-                        // Sums of up to 32 codes fit into 16 bits.
-                        ints = simd.dot_shorts(ints, minus_sum, bias_of_codes::<S, F>() as u32);
+                        ints = simd.add_ints(ints, times_bias::<S, F>(simd, minus_sum));
                     }
                     if F::SUMS_FIT_SHORTS {
                         int_sums[m] = simd.add_scaled(int_sums[m], ints, scale);

@@ -30,7 +30,7 @@ pub struct QuantRow {
     pub codes: *const u32,
     /// The scale of each block.
     pub scales: *const f32,
-    /// Minus the sum of the codes of each group of 16 and of 32.
+    /// Minus the sum of the codes of each group of 16, times [`SUMS_16_TIMES`], and of each group of 32.
     pub minus_sums_16: *const i32,
     pub minus_sums_32: *const i32,
     /// The sums of the codes of two neighbouring groups of 16 and of 32 in the halves of a word. Small blocks lack
@@ -44,6 +44,9 @@ pub struct QuantRow {
     pub stride: usize,
 }
 
+/// What minus the sums of groups of 16 are multiplied with: the bias of Q6_K, whose products so begin with a load and
+/// no other instruction.
+pub const SUMS_16_TIMES: i32 = 32;
 /// The most rows of a tile. Tiles begin at multiples of this.
 pub const MAX_TILE_ROWS: usize = LANES;
 /// Elements of a row that are side by side in [`QuantRow::by_row`], and bytes from there to the next ones.

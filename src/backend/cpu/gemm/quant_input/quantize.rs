@@ -2,7 +2,7 @@
 
 use super::super::super::simd::{LANES, Simd, SimdKernel};
 use super::super::float_rows::FloatRows;
-use super::layout::{QuantRow, SEGMENT, SEGMENT_BYTES, TileLayout};
+use super::layout::{QuantRow, SEGMENT, SEGMENT_BYTES, SUMS_16_TIMES, TileLayout};
 use crate::quant::MAX_BLOCK_WEIGHTS;
 use std::ops::Range;
 
@@ -84,13 +84,14 @@ impl QuantizeStretch<'_> {
                     for (step, words) in codes.words.into_iter().enumerate() {
                         simd.store_ints(out.codes.cast_mut().cast::<i32>().add((4 * group + step) * LANES), words);
                     }
-                    simd.store_ints(out.minus_sums_16.cast_mut().add(group * LANES), codes.minus_sums);
+                    let times = simd.or_shifted(simd.splat_int(0), codes.minus_sums, SUMS_16_TIMES.trailing_zeros());
+                    simd.store_ints(out.minus_sums_16.cast_mut().add(group * LANES), times);
                     minus_sums[place % 4] = codes.minus_sums;
                     if place % 2 == 0 {
                         continue;
                     }
                     let [even, odd] = [minus_sums[place % 4 - 1], codes.minus_sums];
-                    let of_32 = add_shorts(simd, even, odd);
+                    let of_32 = simd.add_ints(even, odd);
                     simd.store_ints(out.minus_sums_32.cast_mut().add(group / 2 * LANES), of_32);
                     if self.layout.is_small {
                         continue;
@@ -100,7 +101,7 @@ impl QuantizeStretch<'_> {
                         pairs(simd, even, odd),
                     );
                     if place % 4 == 3 {
-                        let first = add_shorts(simd, minus_sums[0], minus_sums[1]);
+                        let first = simd.add_ints(minus_sums[0], minus_sums[1]);
                         let both = pairs(simd, first, of_32);
                         simd.store_ints(out.pairs_32.cast_mut().cast::<i32>().add(group / 4 * LANES), both);
                     }
@@ -166,7 +167,7 @@ impl QuantizeStretch<'_> {
                 for (step, words) in words.iter().enumerate() {
                     *out.codes.cast_mut().add((4 * group + step) * stride + row) = words[lane] as u32;
                 }
-                *out.minus_sums_16.cast_mut().add(group * stride + row) = minus_sums[lane];
+                *out.minus_sums_16.cast_mut().add(group * stride + row) = SUMS_16_TIMES * minus_sums[lane];
             }
             for (i, [even, odd]) in minus_sums.as_chunks().0.iter().enumerate() {
                 let place = (stretch * LANES / 2 + i) * stride + row;
@@ -279,15 +280,8 @@ fn quantize<S: Simd>(simd: S, columns: &[S::V; LANES], inverse: S::V) -> LaneCod
     LaneCodes { words, minus_sums }
 }
 
-/// Factors of [`Simd::dot_shorts`] for the lower halves of lanes.
-const ONE: u32 = 1;
+/// A factor of [`Simd::dot_shorts`] for the lower halves of lanes.
 const MINUS_ONE: u32 = 0xffff;
-
-/// `a + b`, where `b` fits into 16 bits.
-#[inline(always)]
-fn add_shorts<S: Simd>(simd: S, a: S::Ints, b: S::Ints) -> S::Ints {
-    simd.dot_shorts(a, b, ONE)
-}
 
 /// `-low` and `-high` in the halves of each lane. Both fit into 16 bits.
 #[inline(always)]
