@@ -26,7 +26,7 @@ use super::many_rows::{ManyRows, many_rows};
 use super::part::{ProductPart, QuantOperands};
 use super::quant_input::{MAX_TILE_ROWS, QuantRow};
 use crate::quant::QuantFormat;
-use chunk::{BLOCK_ROWS, add_chunk, has_pairs};
+use chunk::{BLOCK_ROWS, add_chunk, has_pairs, prefetch_share};
 use formats::{Iq4Nl, Iq4Xs, Mxfp4, PanelFormat, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use std::ops::Range;
 #[cfg(target_arch = "x86_64")]
@@ -333,15 +333,23 @@ impl<F: PanelFormat, const M: usize, const P: usize> SimdKernel for UnpackedTile
         // SAFETY: the panels exist (`ProductPart::run`), no row is past the part's last, and a panel has `num_chunks`
         // chunks.
         unsafe {
-            for chunk in 0..layout.num_chunks(F::FORMAT, operands.w.k()) {
-                let mut at = [std::ptr::null(); P];
+            let num_chunks = layout.num_chunks(F::FORMAT, operands.w.k());
+            for chunk in 0..num_chunks {
+                let (mut at, mut next) = ([std::ptr::null(); P], [std::ptr::null(); P]);
                 for p in 0..P {
                     let data: *const u8 = operands.w.panel(panel + p).data.get();
-                    space[p].fill(simd, *format, data.add(chunk * layout.chunk_bytes));
+                    let stored = data.add(chunk * layout.chunk_bytes);
+                    space[p].fill(simd, *format, stored);
                     at[p] = space[p].as_ptr();
+                    // Behind the last chunk of these panels is the first one of the next panels.
+                    let chunks_between = if chunk + 1 < num_chunks { 0 } else { (P - 1) * num_chunks };
+                    next[p] = stored.wrapping_add((chunks_between + 1) * layout.chunk_bytes);
                 }
                 let operands_of = |first: usize| (at, chunk, operands.x.row(F::IS_SMALL, rows.start + first));
                 for first in (0..whole).step_by(M) {
+                    for next in next {
+                        prefetch_share(simd, next, layout.chunk_bytes, first / M, whole / M);
+                    }
                     add_to_stored::<S, F, M, P>(simd, *format, operands_of(first), &mut results[first..]);
                 }
                 if const { last_height::<M, P>() < M } && whole < rows.len() {

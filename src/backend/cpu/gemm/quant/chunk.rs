@@ -39,6 +39,16 @@ fn prefetch<S: Simd, F: PanelFormat>(simd: S, chunk: *const u8, gaps: [usize; 2]
     }
 }
 
+/// Prefetches one of `shares` equal shares of the next chunk. The processor handles only a few misses at a time, so they
+/// are spread over the products with a chunk.
+#[inline(always)]
+pub(super) fn prefetch_share<S: Simd>(simd: S, next: *const u8, chunk_bytes: usize, share: usize, shares: usize) {
+    let num_lines = chunk_bytes / CACHE_LINE;
+    for line in share * num_lines / shares..(share + 1) * num_lines / shares {
+        simd.prefetch(next.wrapping_add(line * CACHE_LINE));
+    }
+}
+
 /// Adds the products of a chunk of `P` panels with `M` rows, or with pairs of rows ([`has_pairs`]). `gaps`: bytes of
 /// other panels between this chunk and the ones that are prefetched, to the first level of caches and to the second.
 ///

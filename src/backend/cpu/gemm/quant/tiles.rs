@@ -11,7 +11,7 @@ use super::super::super::simd::{LANES, Simd, SimdKernel, run_avx512_vnni};
 use super::super::super::tile_registers::Tiles;
 use super::super::part::{ProductPart, QuantOperands};
 use super::super::quant_input::{QuantRow, SEGMENT, SEGMENT_BYTES};
-use super::chunk::{BLOCK_ROWS, add_block, bias_of_codes, times_bias};
+use super::chunk::{BLOCK_ROWS, add_block, bias_of_codes, prefetch_share, times_bias};
 use super::formats::{PART, PanelFormat, num_parts};
 use super::unpacked::{Unpacked, UnpackedChunk};
 use std::arch::asm;
@@ -59,8 +59,11 @@ impl<F: PanelFormat> SimdKernel for TileKernel<'_, F> {
                     // SAFETY: the panels exist (`ProductPart::run`), and a panel has `num_chunks` chunks. The input has
                     // whole tiles of rows, and `results` has too.
                     unsafe {
-                        space.fill(simd, format, at.add(chunk * layout.chunk_bytes));
+                        let stored = at.add(chunk * layout.chunk_bytes);
+                        space.fill(simd, format, stored);
                         for row in (0..num_rows).step_by(LANES) {
+                            let next = stored.wrapping_add(layout.chunk_bytes);
+                            prefetch_share(simd, next, layout.chunk_bytes, row / LANES, num_rows.div_ceil(LANES));
                             let x = operands.x.row(F::IS_SMALL, first + row);
                             add_tile(simd, Unpacked(format), &space, chunk, x, &mut results[row..row + LANES]);
                         }

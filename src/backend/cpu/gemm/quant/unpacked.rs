@@ -1,6 +1,5 @@
 //! A chunk of a panel whose codes and scales lie side by side, so that nothing has to be taken apart any more.
 
-use super::super::super::pack::PanelLayout;
 use super::super::super::simd::{LANES, Simd};
 use super::formats::{PanelFormat, num_parts};
 use crate::quant::{MAX_BLOCK_WEIGHTS, QuantFormat};
@@ -51,15 +50,10 @@ impl UnpackedChunk {
     pub unsafe fn fill<S: Simd, F: PanelFormat>(&mut self, simd: S, format: F, at: *const u8) {
         // SAFETY: the caller's promise. Each place is as long as what is stored there.
         unsafe {
-            let chunk_bytes = PanelLayout::of(F::FORMAT).chunk_bytes;
-            let per_step = chunk_bytes.div_ceil(8 * num_parts::<F>());
             for part in 0..num_parts::<F>() {
                 macro_rules! steps {
                     ($($even:literal $odd:literal),*) => {
                         $(
-                            for step in [$even, $odd] {
-                                simd.prefetch(at.wrapping_add(chunk_bytes + (8 * part + step) * per_step));
-                            }
                             let mut codes = [
                                 format.codes::<S, $even>(simd, at, part),
                                 format.codes::<S, $odd>(simd, at, part),
