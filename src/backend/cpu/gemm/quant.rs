@@ -245,32 +245,30 @@ impl<F: PanelFormat> QuantKernel<'_, F> {
         while row < end {
             // The rows of a register tile are in one tile of the input.
             let rest = (end - row).min(MAX_TILE_ROWS - row % MAX_TILE_ROWS).min(S::QUANT_ROWS);
-            // The bounds are constants, so that no code is made for tiles that an instruction set does not use.
-            match rest {
+            // One row less than a register tile has is computed with such a tile, which is faster than with two smaller
+            // ones. (The bounds are constants, so that no code is made for tiles that an instruction set does not use.)
+            row = match rest {
                 1 if self.operands.x.tile_height(F::IS_SMALL) == 1 => {
                     simd.call(RowTile::<F, 1, 1> { kernel: self, row, stored: row..row + 1, panel });
-                    row += 1;
+                    row + 1
                 }
-                8.. if const { S::QUANT_ROWS >= 8 } => {
-                    simd.call(RowTile::<F, 8, 1> { kernel: self, row, stored: row..row + 8, panel });
-                    row += 8;
-                }
-                4.. if const { S::QUANT_ROWS >= 4 } => {
-                    simd.call(RowTile::<F, 4, 1> { kernel: self, row, stored: row..row + 4, panel });
-                    row += 4;
-                }
-                _ => {
-                    // The kernel of a single row takes its words side by side, which saves address arithmetic. So a row
-                    // that has others in its tile of the input is computed with one of these. All rows of a tile can be
-                    // read.
-                    let next = row + rest.min(2);
-                    let in_tile = row % MAX_TILE_ROWS;
-                    let first = row - in_tile + in_tile.min(self.operands.x.tile_height(F::IS_SMALL) - 2);
-                    simd.call(RowTile::<F, 2, 1> { kernel: self, row: first, stored: row..next, panel });
-                    row = next;
-                }
-            }
+                7.. if const { S::QUANT_ROWS >= 8 } => self.row_tile::<S, 8>(simd, row, rest, panel),
+                3.. if const { S::QUANT_ROWS >= 4 } => self.row_tile::<S, 4>(simd, row, rest.min(4), panel),
+                // The kernel of a single row takes its words side by side, which saves address arithmetic. So a row
+                // that has others in its tile of the input is computed with one of these.
+                _ => self.row_tile::<S, 2>(simd, row, rest.min(2), panel),
+            };
         }
+    }
+
+    /// `num_rows` rows of a panel, up to `M`, which are in one tile of the input. That tile has `M` rows or more, all of
+    /// which can be read. Returns the row behind them.
+    #[inline(always)]
+    fn row_tile<S: Simd, const M: usize>(&self, simd: S, row: usize, num_rows: usize, panel: usize) -> usize {
+        let in_tile = row % MAX_TILE_ROWS;
+        let first = row - in_tile + in_tile.min(self.operands.x.tile_height(F::IS_SMALL) - M);
+        simd.call(RowTile::<F, M, 1> { kernel: self, row: first, stored: row..row + num_rows, panel });
+        row + num_rows
     }
 
     /// Writes the results of some rows of a register tile.

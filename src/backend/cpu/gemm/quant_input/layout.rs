@@ -14,7 +14,7 @@ const HALF: usize = SMALL / 2;
 pub(super) struct TileLayout {
     /// The first word of the first tile.
     pub start: usize,
-    /// Rows of a tile.
+    /// Rows of a tile. Those behind the last row of the input are zeros.
     pub height: usize,
     /// Elements of a row, with zeros up to a multiple of 256.
     pub k: usize,
@@ -56,7 +56,8 @@ pub const SEGMENT_BYTES: usize = SEGMENT * MAX_TILE_ROWS;
 impl TileLayout {
     /// `on_tiles`: whether products may run on AMX tiles.
     pub fn new(start: usize, rows: usize, k: usize, is_small: bool, on_tiles: bool) -> Self {
-        let height = rows.min(MAX_TILE_ROWS);
+        // A register tile may have a row more than are left, and reads it.
+        let height = if rows % 4 == 3 { rows + 1 } else { rows }.min(MAX_TILE_ROWS);
         let has_codes_by_row = on_tiles && height == MAX_TILE_ROWS;
         Self { start, height, k: k.next_multiple_of(MAX_BLOCK_WEIGHTS), is_small, has_codes_by_row }
     }

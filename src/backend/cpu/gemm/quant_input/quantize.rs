@@ -43,7 +43,7 @@ impl SimdKernel for QuantizeStretch<'_> {
                     self.copy_by_row(simd);
                 }
             } else {
-                for row in 0..self.rows.len() {
+                for row in 0..self.layout.height {
                     self.alone(simd, row);
                 }
             }
@@ -52,7 +52,14 @@ impl SimdKernel for QuantizeStretch<'_> {
 }
 
 impl QuantizeStretch<'_> {
-    /// Each lane is a row. Rows that the tile lacks become zeros.
+    /// A row of the tile. It is empty behind the last row of the input, so that zeros are stored.
+    #[inline(always)]
+    fn row(&self, in_tile: usize) -> &[f32] {
+        let row = self.rows.start + in_tile;
+        if row < self.rows.end { self.x.row(row) } else { &[] }
+    }
+
+    /// Each lane is a row.
     ///
     /// # Safety
     /// The stretch is ours.
@@ -65,9 +72,7 @@ impl QuantizeStretch<'_> {
             let mut range = LaneRange { largest: zero, not_finite: zero };
             for (group, columns) in columns[..per_block].iter_mut().enumerate() {
                 for (lane, column) in columns.iter_mut().enumerate() {
-                    let row = self.rows.start + lane;
-                    let x = if row < self.rows.end { self.x.row(row) } else { &[] };
-                    *column = load(simd, x, index * block + group * LANES);
+                    *column = load(simd, self.row(lane), index * block + group * LANES);
                 }
                 simd.transpose(columns);
                 range.add(simd, columns, self.layout.is_small);
@@ -140,7 +145,7 @@ impl QuantizeStretch<'_> {
     /// The stretch is ours.
     #[inline(always)]
     unsafe fn alone<S: Simd>(&self, simd: S, row: usize) {
-        let (x, out, stretch, stride) = (self.x.row(self.rows.start + row), self.out, self.stretch, self.out.stride);
+        let (x, out, stretch, stride) = (self.row(row), self.out, self.stretch, self.out.stride);
         let lanes_of_block = self.layout.block() / LANES;
         let mut columns = [simd.splat(0.0); LANES];
         for (lane, column) in columns.iter_mut().enumerate() {
