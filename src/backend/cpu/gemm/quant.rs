@@ -253,6 +253,7 @@ impl<F: PanelFormat> QuantKernel<'_, F> {
                     row + 1
                 }
                 7.. if const { S::QUANT_ROWS >= 8 } => self.row_tile::<S, 8>(simd, row, rest, panel),
+                5.. if const { S::QUANT_ROWS >= 8 } => self.row_tile::<S, 6>(simd, row, rest, panel),
                 3.. if const { S::QUANT_ROWS >= 4 } => self.row_tile::<S, 4>(simd, row, rest.min(4), panel),
                 // The kernel of a single row takes its words side by side, which saves address arithmetic. So a row
                 // that has others in its tile of the input is computed with one of these.

@@ -57,7 +57,7 @@ impl TileLayout {
     /// `on_tiles`: whether products may run on AMX tiles.
     pub fn new(start: usize, rows: usize, k: usize, is_small: bool, on_tiles: bool) -> Self {
         // A register tile may have a row more than are left, and reads it.
-        let height = if rows % 4 == 3 { rows + 1 } else { rows }.min(MAX_TILE_ROWS);
+        let height = if rows == 1 { 1 } else { rows.next_multiple_of(2).min(MAX_TILE_ROWS) };
         let has_codes_by_row = on_tiles && height == MAX_TILE_ROWS;
         Self { start, height, k: k.next_multiple_of(MAX_BLOCK_WEIGHTS), is_small, has_codes_by_row }
     }
