@@ -284,7 +284,7 @@ pub(super) const fn bias_of_codes<S: Simd, F: PanelFormat>() -> i32 {
     if F::IS_SIGNED && S::ADDS_128 { 128 } else { F::BIAS }
 }
 
-/// Minus the sum of the input of a group, as the input has it, times the bias of the codes.
+/// Minus the sum of the input of a group, as the input has it, times the bias of the codes, which is not 0.
 #[inline(always)]
 pub(super) fn times_bias<S: Simd, F: PanelFormat>(simd: S, minus_sum: S::Ints) -> S::Ints {
     let times = if F::GROUP == HALF { SUMS_16_TIMES } else { 1 };
