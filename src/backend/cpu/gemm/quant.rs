@@ -262,8 +262,8 @@ impl<F: PanelFormat> QuantKernel<'_, F> {
         }
     }
 
-    /// `num_rows` rows of a panel, up to `M`, which are in one tile of the input. That tile has `M` rows or more, all of
-    /// which can be read. Returns the row behind them.
+    /// `num_rows` rows of a panel, up to `M`, which are in one tile of the input. That tile has `M` rows or more, and
+    /// all can be read. Returns the row behind them.
     #[inline(always)]
     fn row_tile<S: Simd, const M: usize>(&self, simd: S, row: usize, num_rows: usize, panel: usize) -> usize {
         let in_tile = row % MAX_TILE_ROWS;

@@ -39,8 +39,8 @@ fn prefetch<S: Simd, F: PanelFormat>(simd: S, chunk: *const u8, gaps: [usize; 2]
     }
 }
 
-/// Prefetches one of `shares` equal shares of the next chunk. The processor handles only a few misses at a time, so they
-/// are spread over the products with a chunk.
+/// Prefetches one of `shares` equal shares of the next chunk. The processor handles only a few misses at a time, so
+/// they are spread over the products with a chunk.
 #[inline(always)]
 pub(super) fn prefetch_share<S: Simd>(simd: S, next: *const u8, chunk_bytes: usize, share: usize, shares: usize) {
     let num_lines = chunk_bytes / CACHE_LINE;
