@@ -20,7 +20,7 @@ use super::super::team::Team;
 use super::float_rows::FloatRows;
 use crate::quant::{MAX_BLOCK_WEIGHTS, QuantFormat};
 use layout::TileLayout;
-pub use layout::{MAX_TILE_ROWS, QuantRow, SUMS_16_TIMES};
+pub use layout::{MAX_TILE_ROWS, QuantBlock, QuantRow, SUMS_16_TIMES};
 #[cfg(target_arch = "x86_64")]
 pub use layout::{SEGMENT, SEGMENT_BYTES};
 use pagetide_base::error::StartError;

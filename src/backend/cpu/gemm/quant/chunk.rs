@@ -5,7 +5,7 @@
 
 use super::super::super::pack::PanelLayout;
 use super::super::super::simd::{LANES, PREFETCH_DISTANCES, Simd};
-use super::super::quant_input::{MAX_TILE_ROWS, QuantRow, SUMS_16_TIMES};
+use super::super::quant_input::{MAX_TILE_ROWS, QuantBlock, QuantRow, SUMS_16_TIMES};
 use super::formats::{PART, PanelFormat, num_parts, parts_of_block};
 use crate::quant::MAX_BLOCK_WEIGHTS;
 use std::ops::Range;
@@ -65,7 +65,8 @@ pub(super) unsafe fn add_chunk<S: Simd, F: PanelFormat, const M: usize, const P:
     results: &mut [[S::V; P]; M],
 ) {
     for block in 0..F::BLOCKS {
-        let block_in_row = chunk * F::BLOCKS + block;
+        // SAFETY: the caller's promise.
+        let x = unsafe { x.block(F::IS_SMALL, chunk * F::BLOCKS + block) };
         let mut sums = [[simd.splat(0.0); P]; M];
         // With `SUMS_FIT_SHORTS`, the same as integers.
         let mut int_sums = [[simd.splat_int(0); P]; M];
@@ -80,17 +81,16 @@ pub(super) unsafe fn add_chunk<S: Simd, F: PanelFormat, const M: usize, const P:
                     prefetch::<S, F>(simd, at, gaps, part, 0..8);
                 }
             }
-            // Counted from the start of the row.
-            let part_in_row = chunk * num_parts::<F>() + part;
+            let part_in_block = part - block * parts_of_block::<F>();
             let mut ints = [[simd.splat_int(0); P]; M];
             let mut shorts = ints;
             // SAFETY: the caller's promise.
             unsafe {
-                let words = x.codes.add(part_in_row * (PART / 4) * x.stride);
+                let words = |step: usize| x.codes(part_in_block * (PART / 4) + step);
                 macro_rules! four_steps {
                     ($half:literal: $($step:literal)*; $($even:literal $odd:literal),*) => {
                         if const { $half * HALF % F::GROUP == 0 } {
-                            ints = begin::<S, F, M, P>(simd, x, 2 * part_in_row + $half);
+                            ints = begin::<S, F, M, P>(simd, x, 2 * part_in_block + $half);
                         }
                         if const { sums_in_shorts::<S, F>() } {
                             $(
@@ -100,7 +100,7 @@ pub(super) unsafe fn add_chunk<S: Simd, F: PanelFormat, const M: usize, const P:
                                 for p in 0..P {
                                     let codes = format.codes::<S, $step>(simd, at[p], part);
                                     for m in 0..M {
-                                        let word = *words.add($step * x.stride + m);
+                                        let word = *words($step).add(m);
                                         shorts[m][p] = simd.dot_in_shorts(shorts[m][p], codes, word);
                                     }
                                 }
@@ -123,7 +123,7 @@ pub(super) unsafe fn add_chunk<S: Simd, F: PanelFormat, const M: usize, const P:
                                 }
                             )*
                             for m in 0..M {
-                                let word = |step: usize| *words.add((4 * $half + step) * x.stride + m);
+                                let word = |step: usize| *words(4 * $half + step).add(m);
                                 let of_row = [word(0), word(1), word(2), word(3)];
                                 for p in 0..P {
                                     ints[m][p] = simd.dot_four(ints[m][p], codes[p], of_row, F::LARGEST);
@@ -137,7 +137,7 @@ pub(super) unsafe fn add_chunk<S: Simd, F: PanelFormat, const M: usize, const P:
                                     let codes =
                                         if F::IS_UNPACKED { [even, odd] } else { simd.pair_steps([even, odd]) };
                                     for m in (0..M).step_by(2) {
-                                        let word = |step: usize| words.add(step * x.stride + m).cast::<u64>();
+                                        let word = |step: usize| words(step).add(m).cast::<u64>();
                                         let of_rows = [word($even).read_unaligned(), word($odd).read_unaligned()];
                                         let pair = [ints[m][p], ints[m + 1][p]];
                                         [ints[m][p], ints[m + 1][p]] = simd.dot_two_rows(pair, codes, of_rows);
@@ -153,7 +153,7 @@ pub(super) unsafe fn add_chunk<S: Simd, F: PanelFormat, const M: usize, const P:
                                 for p in 0..P {
                                     codes[p] = format.codes::<S, $step>(simd, at[p], part);
                                 }
-                                add_products::<S, F, M, P>(simd, &mut ints, codes, words.add($step * x.stride));
+                                add_products::<S, F, M, P>(simd, &mut ints, codes, words($step));
                             )*
                         }
                         let group = (part * PART + $half * HALF) / F::GROUP;
@@ -206,7 +206,7 @@ pub(super) unsafe fn add_chunk<S: Simd, F: PanelFormat, const M: usize, const P:
             }
         }
         // SAFETY: the caller's promise.
-        unsafe { add_block(simd, format, at, block, block_in_row, x, sums, results) };
+        unsafe { add_block(simd, format, at, block, x, sums, results) };
     }
 }
 
@@ -221,15 +221,14 @@ pub(super) unsafe fn add_block<S: Simd, F: PanelFormat, const M: usize, const P:
     format: F,
     at: [*const u8; P],
     block: usize,
-    block_in_row: usize,
-    x: QuantRow,
+    x: QuantBlock,
     sums: [[S::V; P]; M],
     results: &mut [[S::V; P]; M],
 ) {
     // SAFETY: the caller's promise.
     unsafe {
         for p in 0..P {
-            let minima = minima::<S, F, M>(simd, format, at[p], block_in_row, x);
+            let minima = minima::<S, F, M>(simd, format, at[p], x);
             let [factor, minimum_factor] = format.factors(simd, at[p], block);
             let factors = for_rows::<S, M>(simd, factor);
             let minimum_factors = for_rows::<S, M>(simd, minimum_factor);
@@ -238,7 +237,7 @@ pub(super) unsafe fn add_block<S: Simd, F: PanelFormat, const M: usize, const P:
                 if F::HAS_MINIMUM {
                     result = simd.fused(minimum_factors[m % 2], minima[m], result);
                 }
-                let scale = x.scales.add(block_in_row * x.stride + m);
+                let scale = x.scale().add(m);
                 let scale = if const { has_pairs::<S, M>() } {
                     simd.as_floats(simd.splat_two_rows(*scale.sub(m % 2).cast::<[u32; 2]>()))
                 } else {
@@ -298,14 +297,14 @@ pub(super) fn times_bias<S: Simd, F: PanelFormat>(simd: S, minus_sum: S::Ints) -
 }
 
 /// The integer sums of a group before its first step: they make up for the bias of the codes. The group begins with
-/// half a part, counted from the start of the row.
+/// half a part, counted from the start of the block.
 ///
 /// # Safety
 /// The input has these rows.
 #[inline(always)]
 unsafe fn begin<S: Simd, F: PanelFormat, const M: usize, const P: usize>(
     simd: S,
-    x: QuantRow,
+    x: QuantBlock,
     half: usize,
 ) -> [[S::Ints; P]; M] {
     let bias = bias_of_codes::<S, F>();
@@ -315,8 +314,8 @@ unsafe fn begin<S: Simd, F: PanelFormat, const M: usize, const P: usize>(
             // SAFETY: the caller's promise.
             let minus_sum = unsafe {
                 let minus_sums = match F::GROUP {
-                    HALF => x.minus_sums_16.add(half * x.stride + m),
-                    _ => x.minus_sums_32.add(half / 2 * x.stride + m),
+                    HALF => x.minus_sum_16(half).add(m),
+                    _ => x.minus_sum_32(half / 2).add(m),
                 };
                 if const { has_pairs::<S, M>() } {
                     simd.splat_two_rows(*minus_sums.sub(m % 2).cast::<[u32; 2]>())
@@ -365,8 +364,7 @@ unsafe fn minima<S: Simd, F: PanelFormat, const M: usize>(
     simd: S,
     format: F,
     at: *const u8,
-    block_in_row: usize,
-    x: QuantRow,
+    x: QuantBlock,
 ) -> [S::V; M] {
     let mut floats = [simd.splat(0.0); M];
     if !F::HAS_MINIMUM {
@@ -377,16 +375,15 @@ unsafe fn minima<S: Simd, F: PanelFormat, const M: usize>(
     unsafe {
         if F::IS_SMALL {
             for m in 0..M {
-                sums[m] = simd.splat_int(*x.minus_sums_32.add(block_in_row * x.stride + m));
+                sums[m] = simd.splat_int(*x.minus_sum_32(0).add(m));
             }
         } else {
             let num_pairs = MAX_BLOCK_WEIGHTS / F::GROUP / 2;
-            let pairs = if F::GROUP == HALF { x.pairs_16 } else { x.pairs_32 };
             for pair in 0..num_pairs {
                 let minima = format.minima(simd, at, pair);
                 for m in 0..M {
-                    let of_row = *pairs.add((block_in_row * num_pairs + pair) * x.stride + m);
-                    sums[m] = simd.dot_shorts(sums[m], minima, of_row);
+                    let of_rows = if F::GROUP == HALF { x.sums_16(pair) } else { x.sums_32(pair) };
+                    sums[m] = simd.dot_shorts(sums[m], minima, *of_rows.add(m));
                 }
             }
         }

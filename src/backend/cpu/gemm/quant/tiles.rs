@@ -101,20 +101,23 @@ unsafe fn add_tile<S: Simd, F: PanelFormat>(
             results[m][0] = simd.load(rows[m].as_ptr());
         }
         for block in 0..F::BLOCKS {
-            let block_in_row = chunk * F::BLOCKS + block;
+            let of_block = x.block(F::IS_SMALL, chunk * F::BLOCKS + block);
             let (mut sums, mut int_sums) = ([[simd.splat(0.0)]; LANES], [simd.splat_int(0); LANES]);
-            for group in block * groups_of_block..(block + 1) * groups_of_block {
+            for group_of_block in 0..groups_of_block {
+                let group = block * groups_of_block + group_of_block;
                 // Counted from the start of the row.
-                let group_in_row = chunk * F::BLOCKS * groups_of_block + group;
-                let first = group_in_row * F::GROUP;
+                let first = (chunk * F::BLOCKS * groups_of_block + group) * F::GROUP;
                 let codes = x.by_row.add(first / SEGMENT * SEGMENT_BYTES + first % SEGMENT);
                 multiply(codes, unpacked.codes_from(group * F::GROUP), &mut group_sums);
                 let scale = format.scale(simd, unpacked.as_ptr(), group);
                 for m in 0..LANES {
                     let mut ints = simd.load_ints(group_sums.0[m].as_ptr().cast());
                     if const { bias_of_codes::<S, F>() != 0 } {
-                        let minus_sums = if F::GROUP == PART { x.minus_sums_32 } else { x.minus_sums_16 };
-                        let minus_sum = simd.splat_int(*minus_sums.add(group_in_row * x.stride + m));
+                        let minus_sums = match F::GROUP {
+                            PART => of_block.minus_sum_32(group_of_block),
+                            _ => of_block.minus_sum_16(group_of_block),
+                        };
+                        let minus_sum = simd.splat_int(*minus_sums.add(m));
                         ints = simd.add_ints(ints, times_bias::<S, F>(simd, minus_sum));
                     }
                     if F::SUMS_FIT_SHORTS {
@@ -131,7 +134,7 @@ unsafe fn add_tile<S: Simd, F: PanelFormat>(
                     sums[m][0] = simd.to_floats(int_sums[m]);
                 }
             }
-            add_block(simd, format, [unpacked.as_ptr()], block, block_in_row, x, sums, &mut results);
+            add_block(simd, format, [unpacked.as_ptr()], block, of_block, sums, &mut results);
         }
         for m in 0..LANES {
             simd.store(rows[m].as_mut_ptr(), results[m][0]);

@@ -9,7 +9,7 @@ const SMALL: usize = 32;
 const HALF: usize = SMALL / 2;
 
 /// Rows in blocks of one length. They are stored in tiles of up to 16 rows, in which the same places of all rows are
-/// side by side: `[place][row]`.
+/// side by side: `[block][place][row]`. A place is a word.
 #[derive(Clone, Copy)]
 pub(super) struct TileLayout {
     /// The first word of the first tile.
@@ -23,25 +23,27 @@ pub(super) struct TileLayout {
     pub has_codes_by_row: bool,
 }
 
-/// Where the parts of a row begin. From one place to the next there are as many words as the tile has rows.
+/// Where a row begins.
 #[derive(Clone, Copy)]
 pub struct QuantRow {
-    /// Four codes of neighbouring elements in each word.
-    pub codes: *const u32,
-    /// The scale of each block.
-    pub scales: *const f32,
-    /// Minus the sum of the codes of each group of 16, times [`SUMS_16_TIMES`], and of each group of 32.
-    pub minus_sums_16: *const i32,
-    pub minus_sums_32: *const i32,
-    /// The sums of the codes of two neighbouring groups of 16 and of 32 in the halves of a word. Small blocks lack
-    /// them.
-    pub pairs_16: *const u32,
-    pub pairs_32: *const u32,
+    /// The first place of its first block.
+    pub at: *const u32,
     /// With [`TileLayout::has_codes_by_row`], the codes in segments of 64 elements: `[segment][row of the
     /// tile][element]`.
     pub by_row: *const u8,
-    /// Words from place to place.
+    /// Words from place to place: as many as the tile has rows.
     pub stride: usize,
+}
+
+/// Where a block of a row is. Its places are the codes, four of neighbouring elements in each, the scale, and sums of
+/// the codes of groups. In a small block the codes are last, in a large one they are first.
+#[derive(Clone, Copy)]
+pub struct QuantBlock {
+    at: *const u32,
+    stride: usize,
+    first_code: usize,
+    /// The place of the scale, which the sums follow.
+    scale: usize,
 }
 
 /// What minus the sums of groups of 16 are multiplied with: the bias of Q6_K, whose products so begin with a load and
@@ -53,6 +55,84 @@ pub const MAX_TILE_ROWS: usize = LANES;
 pub const SEGMENT: usize = 64;
 pub const SEGMENT_BYTES: usize = SEGMENT * MAX_TILE_ROWS;
 
+impl QuantRow {
+    /// A block of the row.
+    ///
+    /// # Safety
+    /// The row has it, and `is_small` is that of its layout.
+    #[inline(always)]
+    pub unsafe fn block(self, is_small: bool, block: usize) -> QuantBlock {
+        // SAFETY: the caller's promise.
+        let at = unsafe { self.at.add(block * num_places(is_small) * self.stride) };
+        let (first_code, scale) = if is_small { (MINUS_SUMS_32 + 1, 0) } else { (0, MAX_BLOCK_WEIGHTS / 4) };
+        QuantBlock { at, stride: self.stride, first_code, scale }
+    }
+
+    /// The row that is `rows` behind this one in the same tile.
+    ///
+    /// # Safety
+    /// The tile has it, or ends there.
+    #[inline(always)]
+    pub unsafe fn behind(self, rows: usize) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { Self { at: self.at.add(rows), by_row: self.by_row.wrapping_add(rows * SEGMENT), stride: self.stride } }
+    }
+}
+
+// SAFETY (every block below): the block has these places.
+impl QuantBlock {
+    /// # Safety
+    /// This and the following functions: the block has such a place.
+    #[inline(always)]
+    pub unsafe fn codes(self, word: usize) -> *const u32 {
+        unsafe { self.at.add((self.first_code + word) * self.stride) }
+    }
+    #[inline(always)]
+    pub unsafe fn scale(self) -> *const f32 {
+        unsafe { self.behind_scale(0).cast() }
+    }
+    /// Minus the sum of the codes of a group of 32.
+    #[inline(always)]
+    pub unsafe fn minus_sum_32(self, group: usize) -> *const i32 {
+        unsafe { self.behind_scale(MINUS_SUMS_32 + group).cast() }
+    }
+    /// Minus the sum of the codes of a group of 16, times [`SUMS_16_TIMES`]. Small blocks lack this and what follows.
+    #[inline(always)]
+    pub unsafe fn minus_sum_16(self, group: usize) -> *const i32 {
+        unsafe { self.behind_scale(MINUS_SUMS_16 + group).cast() }
+    }
+    /// The sums of the codes of groups `2 * pair` and `2 * pair + 1` of 16 in the halves of a word.
+    #[inline(always)]
+    pub unsafe fn sums_16(self, pair: usize) -> *const u32 {
+        unsafe { self.behind_scale(SUMS_16 + pair) }
+    }
+    /// The same of groups of 32.
+    #[inline(always)]
+    pub unsafe fn sums_32(self, pair: usize) -> *const u32 {
+        unsafe { self.behind_scale(SUMS_32 + pair) }
+    }
+    #[inline(always)]
+    unsafe fn behind_scale(self, place: usize) -> *const u32 {
+        unsafe { self.at.add((self.scale + place) * self.stride) }
+    }
+}
+
+/// Places of the sums, counted from the scale.
+const MINUS_SUMS_32: usize = 1;
+const MINUS_SUMS_16: usize = MINUS_SUMS_32 + MAX_BLOCK_WEIGHTS / SMALL;
+const SUMS_16: usize = MINUS_SUMS_16 + MAX_BLOCK_WEIGHTS / HALF;
+const SUMS_32: usize = SUMS_16 + MAX_BLOCK_WEIGHTS / HALF / 2;
+
+const fn block_len(is_small: bool) -> usize {
+    if is_small { SMALL } else { MAX_BLOCK_WEIGHTS }
+}
+
+/// Places of a block.
+const fn num_places(is_small: bool) -> usize {
+    let sums = if is_small { 1 } else { SUMS_32 - MINUS_SUMS_32 + MAX_BLOCK_WEIGHTS / SMALL / 2 };
+    block_len(is_small) / 4 + MINUS_SUMS_32 + sums
+}
+
 impl TileLayout {
     /// `on_tiles`: whether products may run on AMX tiles.
     pub fn new(start: usize, rows: usize, k: usize, is_small: bool, on_tiles: bool) -> Self {
@@ -63,20 +143,18 @@ impl TileLayout {
     }
 
     pub fn block(&self) -> usize {
-        if self.is_small { SMALL } else { MAX_BLOCK_WEIGHTS }
+        block_len(self.is_small)
     }
 
-    /// Places of the parts of a row, in the order of [`QuantRow`].
-    fn parts(&self) -> [usize; 7] {
-        let k = self.k;
-        let pairs = if self.is_small { [0, 0] } else { [k / HALF / 2, k / SMALL / 2] };
-        let by_row = if self.has_codes_by_row { k / 4 } else { 0 };
-        [k / 4, k / self.block(), k / HALF, k / SMALL, pairs[0], pairs[1], by_row]
+    /// Words of the blocks of a tile.
+    fn blocks_len(&self) -> usize {
+        self.k / self.block() * num_places(self.is_small) * self.height
     }
 
     /// Words of a tile: whole cache lines.
     fn tile_len(&self) -> usize {
-        (self.parts().iter().sum::<usize>() * self.height).next_multiple_of(LANES)
+        let by_row = if self.has_codes_by_row { self.k / 4 * self.height } else { 0 };
+        (self.blocks_len() + by_row).next_multiple_of(LANES)
     }
 
     pub fn end(&self, rows: usize) -> usize {
@@ -87,29 +165,10 @@ impl TileLayout {
     /// `words` has this row.
     #[inline(always)]
     pub unsafe fn row(&self, words: *const u32, row: usize) -> QuantRow {
-        let [codes, scales, minus_16, minus_32, pairs_16, pairs_32, _] = self.parts();
-        let height = self.height;
         // SAFETY: the caller's promise.
-        unsafe {
-            let codes_at = words.add(self.start + row / MAX_TILE_ROWS * self.tile_len() + row % MAX_TILE_ROWS);
-            let scales_at = codes_at.add(codes * height);
-            let minus_16_at = scales_at.add(scales * height);
-            let minus_32_at = minus_16_at.add(minus_16 * height);
-            let pairs_16_at = minus_32_at.add(minus_32 * height);
-            let pairs_32_at = pairs_16_at.add(pairs_16 * height);
-            // Rows of this part are not one word but a segment apart.
-            let in_tile = row % MAX_TILE_ROWS;
-            let by_row = pairs_32_at.wrapping_add(pairs_32 * height).wrapping_sub(in_tile).cast::<u8>();
-            QuantRow {
-                codes: codes_at,
-                scales: scales_at.cast(),
-                minus_sums_16: minus_16_at.cast(),
-                minus_sums_32: minus_32_at.cast(),
-                pairs_16: pairs_16_at,
-                pairs_32: pairs_32_at,
-                by_row: by_row.wrapping_add(in_tile * SEGMENT),
-                stride: height,
-            }
-        }
+        let tile = unsafe { words.add(self.start + row / MAX_TILE_ROWS * self.tile_len()) };
+        let by_row = tile.wrapping_add(self.blocks_len()).cast();
+        // SAFETY: the caller's promise.
+        unsafe { QuantRow { at: tile, by_row, stride: self.height }.behind(row % MAX_TILE_ROWS) }
     }
 }

@@ -80,35 +80,35 @@ impl QuantizeStretch<'_> {
             let factors = range.factors(simd);
             // SAFETY: the caller's promise. Each place of the tile has sixteen lanes.
             unsafe {
-                simd.store(out.scales.cast_mut().add(index * LANES), factors.scale);
+                let out = out.block(self.layout.is_small, index);
+                simd.store(out.scale().cast_mut(), factors.scale);
                 // The last four, so that neighbours can be added.
                 let mut minus_sums = [simd.splat_int(0); 4];
                 for (place, columns) in columns[..per_block].iter().enumerate() {
-                    let group = index * per_block + place;
                     let codes = quantize(simd, columns, factors.inverse);
                     for (step, words) in codes.words.into_iter().enumerate() {
-                        simd.store_ints(out.codes.cast_mut().cast::<i32>().add((4 * group + step) * LANES), words);
+                        simd.store_ints(out.codes(4 * place + step).cast_mut().cast(), words);
                     }
-                    let times = simd.or_shifted(simd.splat_int(0), codes.minus_sums, SUMS_16_TIMES.trailing_zeros());
-                    simd.store_ints(out.minus_sums_16.cast_mut().add(group * LANES), times);
+                    if !self.layout.is_small {
+                        let shift = SUMS_16_TIMES.trailing_zeros();
+                        let times = simd.or_shifted(simd.splat_int(0), codes.minus_sums, shift);
+                        simd.store_ints(out.minus_sum_16(place).cast_mut(), times);
+                    }
                     minus_sums[place % 4] = codes.minus_sums;
                     if place % 2 == 0 {
                         continue;
                     }
                     let [even, odd] = [minus_sums[place % 4 - 1], codes.minus_sums];
                     let of_32 = simd.add_ints(even, odd);
-                    simd.store_ints(out.minus_sums_32.cast_mut().add(group / 2 * LANES), of_32);
+                    simd.store_ints(out.minus_sum_32(place / 2).cast_mut(), of_32);
                     if self.layout.is_small {
                         continue;
                     }
-                    simd.store_ints(
-                        out.pairs_16.cast_mut().cast::<i32>().add(group / 2 * LANES),
-                        pairs(simd, even, odd),
-                    );
+                    simd.store_ints(out.sums_16(place / 2).cast_mut().cast(), pairs(simd, even, odd));
                     if place % 4 == 3 {
                         let first = simd.add_ints(minus_sums[0], minus_sums[1]);
                         let both = pairs(simd, first, of_32);
-                        simd.store_ints(out.pairs_32.cast_mut().cast::<i32>().add(group / 4 * LANES), both);
+                        simd.store_ints(out.sums_32(place / 4).cast_mut().cast(), both);
                     }
                 }
             }
@@ -125,10 +125,12 @@ impl QuantizeStretch<'_> {
         for segment in self.stretch * PER_STRETCH..(self.stretch + 1) * PER_STRETCH {
             // SAFETY: the caller's promise. A segment is sixteen words of sixteen rows.
             unsafe {
-                let codes = self.out.codes.cast::<f32>().add(segment * LANES * LANES);
                 let mut words = [simd.splat(0.0); LANES];
                 for (place, words) in words.iter_mut().enumerate() {
-                    *words = simd.load(codes.add(place * LANES));
+                    let word = segment * LANES + place;
+                    let words_of_block = self.layout.block() / 4;
+                    let block = self.out.block(self.layout.is_small, word / words_of_block);
+                    *words = simd.load(block.codes(word % words_of_block).cast());
                 }
                 simd.transpose(&mut words);
                 let to = self.out.by_row.cast_mut().add(segment * SEGMENT_BYTES);
@@ -145,7 +147,7 @@ impl QuantizeStretch<'_> {
     /// The stretch is ours.
     #[inline(always)]
     unsafe fn alone<S: Simd>(&self, simd: S, row: usize) {
-        let (x, out, stretch, stride) = (self.row(row), self.out, self.stretch, self.out.stride);
+        let (x, stretch) = (self.row(row), self.stretch);
         let lanes_of_block = self.layout.block() / LANES;
         let mut columns = [simd.splat(0.0); LANES];
         for (lane, column) in columns.iter_mut().enumerate() {
@@ -164,27 +166,31 @@ impl QuantizeStretch<'_> {
             }
             simd.store_ints(minus_sums.as_mut_ptr(), codes.minus_sums);
             let scales = simd.to_array(factors.scale);
-            for (block, scale) in scales.iter().step_by(lanes_of_block).enumerate() {
-                *out.scales.cast_mut().add((stretch * LANES / lanes_of_block + block) * stride + row) = *scale;
-            }
-            for lane in 0..LANES {
-                let group = stretch * LANES + lane;
-                for (step, words) in words.iter().enumerate() {
-                    *out.codes.cast_mut().add((4 * group + step) * stride + row) = words[lane] as u32;
+            let out = self.out.behind(row);
+            for block in 0..LANES / lanes_of_block {
+                let first = block * lanes_of_block;
+                let out = out.block(self.layout.is_small, stretch * LANES / lanes_of_block + block);
+                *out.scale().cast_mut() = scales[first];
+                for place in 0..lanes_of_block {
+                    for (step, words) in words.iter().enumerate() {
+                        *out.codes(4 * place + step).cast_mut() = words[first + place] as u32;
+                    }
                 }
-                *out.minus_sums_16.cast_mut().add(group * stride + row) = SUMS_16_TIMES * minus_sums[lane];
-            }
-            for (i, [even, odd]) in minus_sums.as_chunks().0.iter().enumerate() {
-                let place = (stretch * LANES / 2 + i) * stride + row;
-                *out.minus_sums_32.cast_mut().add(place) = even + odd;
-                if !self.layout.is_small {
-                    *out.pairs_16.cast_mut().add(place) = pair(-even, -odd);
+                let minus_sums = &minus_sums[first..first + lanes_of_block];
+                for (group, [even, odd]) in minus_sums.as_chunks().0.iter().enumerate() {
+                    *out.minus_sum_32(group).cast_mut() = even + odd;
                 }
-            }
-            if !self.layout.is_small {
+                if self.layout.is_small {
+                    continue;
+                }
+                for (group, sum) in minus_sums.iter().enumerate() {
+                    *out.minus_sum_16(group).cast_mut() = SUMS_16_TIMES * sum;
+                }
+                for (i, [even, odd]) in minus_sums.as_chunks().0.iter().enumerate() {
+                    *out.sums_16(i).cast_mut() = pair(-even, -odd);
+                }
                 for (i, [a, b, c, d]) in minus_sums.as_chunks().0.iter().enumerate() {
-                    let place = (stretch * LANES / 4 + i) * stride + row;
-                    *out.pairs_32.cast_mut().add(place) = pair(-(a + b), -(c + d));
+                    *out.sums_32(i).cast_mut() = pair(-(a + b), -(c + d));
                 }
             }
         }
