@@ -80,6 +80,30 @@ impl ProductPart<'_> {
         }
     }
 
+    /// The same for neighbouring rows.
+    ///
+    /// # Safety
+    /// As for [`ProductPart::store`], for all these rows.
+    #[inline(always)]
+    pub unsafe fn store_rows<'r, S: Simd>(
+        &self,
+        simd: S,
+        row: usize,
+        panel: usize,
+        results: impl Iterator<Item = &'r [f32; LANES]>,
+    ) {
+        // SAFETY: the caller's promise; a register is as long as a row of results.
+        unsafe {
+            let (mut at, width) = self.at(row, panel);
+            for result in results {
+                let sum = self.with_bias(simd, panel, simd.load(result.as_ptr()));
+                let sum = if self.target.adds { simd.add(simd.load_first(at, width), sum) } else { sum };
+                simd.store_first(at, sum, width);
+                at = at.wrapping_add(self.target.stride);
+            }
+        }
+    }
+
     /// Adds the bias to 16 columns.
     ///
     /// # Safety

@@ -26,7 +26,7 @@ use super::many_rows::{ManyRows, many_rows};
 use super::part::{ProductPart, QuantOperands};
 use super::quant_input::{MAX_TILE_ROWS, QuantRow};
 use crate::quant::QuantFormat;
-use chunk::{BLOCK_ROWS, add_chunk, has_pairs, prefetch_share};
+use chunk::{BLOCK_ROWS, PrefetchShares, add_chunk, has_pairs};
 use formats::{Iq4Nl, Iq4Xs, Mxfp4, PanelFormat, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use std::ops::Range;
 #[cfg(target_arch = "x86_64")]
@@ -232,11 +232,13 @@ impl<F: PanelFormat> QuantKernel<'_, F> {
         end
     }
 
-    /// Whether the rows are many, enough for tiles of `M`, and begin with a tile of the input: the rows of a register
-    /// tile are in one.
+    /// Whether the rows are many, enough for tiles of `M`, and begin with a tile of the input, which has 16 rows: the rows
+    /// of a register tile are in one.
     #[inline(always)]
     fn are_many<const M: usize>(&self, rows: &Range<usize>) -> bool {
-        rows.len() >= self.many_rows.from.max(M) && rows.start.is_multiple_of(MAX_TILE_ROWS)
+        rows.len() >= self.many_rows.from.max(M)
+            && rows.start.is_multiple_of(MAX_TILE_ROWS)
+            && self.operands.x.tile_height(F::IS_SMALL) == MAX_TILE_ROWS
     }
 
     /// Some rows of a panel.
@@ -270,6 +272,36 @@ impl<F: PanelFormat> QuantKernel<'_, F> {
         let first = row - in_tile + in_tile.min(self.operands.x.tile_height(F::IS_SMALL) - M);
         simd.call(RowTile::<F, M, 1> { kernel: self, row: first, stored: row..row + num_rows, panel });
         row + num_rows
+    }
+
+    /// Writes the results of rows of a tile of the input that are in memory.
+    ///
+    /// # Safety
+    /// The rows and the panels exist.
+    #[inline(always)]
+    unsafe fn store_tile<S: Simd, const M: usize, const P: usize>(
+        &self,
+        simd: S,
+        row: usize,
+        panel: usize,
+        results: &mut [[[f32; LANES]; P]],
+    ) {
+        // SAFETY: the caller's promise; a row of results is a register for each panel.
+        unsafe {
+            if const { has_pairs::<S, M>() } {
+                for [even, odd] in results.as_chunks_mut().0 {
+                    for (even, odd) in even.iter_mut().zip(odd) {
+                        let pair = [simd.load(even.as_ptr()), simd.load(odd.as_ptr())];
+                        let [of_even, of_odd] = simd.rows_of_pair(pair);
+                        simd.store(even.as_mut_ptr(), of_even);
+                        simd.store(odd.as_mut_ptr(), of_odd);
+                    }
+                }
+            }
+            for p in 0..P {
+                self.part.store_rows(simd, row, panel + p, results.iter().map(|row| &row[p]));
+            }
+        }
     }
 
     /// Writes the results of some rows of a register tile.
@@ -333,6 +365,7 @@ impl<F: PanelFormat, const M: usize, const P: usize> SimdKernel for UnpackedTile
         // chunks.
         unsafe {
             let num_chunks = layout.num_chunks(F::FORMAT, operands.w.k());
+            let shares = PrefetchShares::new(layout.chunk_bytes, whole / M);
             for chunk in 0..num_chunks {
                 let (mut at, mut next) = ([std::ptr::null(); P], [std::ptr::null(); P]);
                 for p in 0..P {
@@ -344,24 +377,25 @@ impl<F: PanelFormat, const M: usize, const P: usize> SimdKernel for UnpackedTile
                     let chunks_between = if chunk + 1 < num_chunks { 0 } else { (P - 1) * num_chunks };
                     next[p] = stored.wrapping_add((chunks_between + 1) * layout.chunk_bytes);
                 }
-                let operands_of = |first: usize| (at, chunk, operands.x.row(F::IS_SMALL, rows.start + first));
-                for first in (0..whole).step_by(M) {
-                    for next in next {
-                        prefetch_share(simd, next, layout.chunk_bytes, first / M, whole / M);
+                for tile in (0..rows.len()).step_by(MAX_TILE_ROWS) {
+                    let mut x = operands.x.row(F::IS_SMALL, rows.start + tile);
+                    debug_assert_eq!(x.stride, MAX_TILE_ROWS);
+                    x.stride = MAX_TILE_ROWS; // so that the compiler knows it
+                    for first in (tile..whole.min(tile + MAX_TILE_ROWS)).step_by(M) {
+                        for next in next {
+                            shares.prefetch(simd, next, first / M);
+                        }
+                        add_to_stored::<S, F, M, P>(simd, *format, at, chunk, x, &mut results[first..]);
+                        x = x.behind(M);
                     }
-                    add_to_stored::<S, F, M, P>(simd, *format, operands_of(first), &mut results[first..]);
+                    if const { last_height::<M, P>() < M } && whole < rows.len() && whole < tile + MAX_TILE_ROWS {
+                        add_to_stored::<S, F, 4, P>(simd, *format, at, chunk, x, &mut results[whole..]);
+                    }
+                    if chunk + 1 == num_chunks {
+                        let results = &mut results[tile..rows.len().min(tile + MAX_TILE_ROWS)];
+                        kernel.store_tile::<S, M, P>(simd, rows.start + tile, panel, results);
+                    }
                 }
-                if const { last_height::<M, P>() < M } && whole < rows.len() {
-                    add_to_stored::<S, F, 4, P>(simd, *format, operands_of(whole), &mut results[whole..]);
-                }
-            }
-            for first in (0..whole).step_by(M) {
-                let row = rows.start + first;
-                kernel.store(simd, row, row..row + M, panel, load_stored::<S, M, P>(simd, &results[first..]));
-            }
-            if const { last_height::<M, P>() < M } && whole < rows.len() {
-                let row = rows.start + whole;
-                kernel.store(simd, row, row..row + 4, panel, load_stored::<S, 4, P>(simd, &results[whole..]));
             }
         }
     }
@@ -375,32 +409,46 @@ impl<F: PanelFormat, const M: usize, const P: usize> SimdKernel for UnpackedTile
 unsafe fn add_to_stored<S: Simd, F: PanelFormat, const M: usize, const P: usize>(
     simd: S,
     format: F,
-    (at, chunk, x): ([*const u8; P], usize, QuantRow),
+    at: [*const u8; P],
+    chunk: usize,
+    x: QuantRow,
     results: &mut [[[f32; LANES]; P]],
 ) {
-    let mut sums = load_stored::<S, M, P>(simd, results);
-    // SAFETY: the caller's promise; a row of results has `LANES` floats for each panel.
+    let format = Unpacked(format);
+    // SAFETY: the caller's promise.
     unsafe {
-        add_chunk(simd, Unpacked(format), at, chunk, [0; 2], x, &mut sums);
-        for (results, sums) in results.iter_mut().zip(sums) {
-            for p in 0..P {
-                simd.store(results[p].as_mut_ptr(), sums[p]);
-            }
-        }
+        let mut registers = load_stored::<S, M, P>(simd, results);
+        add_chunk(simd, format, at, chunk, [0; 2], x, &mut registers);
+        write_stored(simd, results, registers);
     }
 }
 
 /// The results of the first `M` rows.
 #[inline(always)]
 fn load_stored<S: Simd, const M: usize, const P: usize>(simd: S, results: &[[[f32; LANES]; P]]) -> [[S::V; P]; M] {
-    let mut sums = [[simd.splat(0.0); P]; M];
+    let mut registers = [[simd.splat(0.0); P]; M];
     for m in 0..M {
         for p in 0..P {
             // SAFETY: a row of results has `LANES` floats for each panel.
-            sums[m][p] = unsafe { simd.load(results[m][p].as_ptr()) };
+            registers[m][p] = unsafe { simd.load(results[m][p].as_ptr()) };
         }
     }
-    sums
+    registers
+}
+
+/// Writes the results of the first `M` rows.
+#[inline(always)]
+fn write_stored<S: Simd, const M: usize, const P: usize>(
+    simd: S,
+    results: &mut [[[f32; LANES]; P]],
+    registers: [[S::V; P]; M],
+) {
+    for m in 0..M {
+        for p in 0..P {
+            // SAFETY: a row of results has `LANES` floats for each panel.
+            unsafe { simd.store(results[m][p].as_mut_ptr(), registers[m][p]) };
+        }
+    }
 }
 
 /// A register tile: `M` rows of `P` panels, all in one tile of the input, of which some are stored. A single row is

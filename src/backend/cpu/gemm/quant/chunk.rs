@@ -39,13 +39,27 @@ fn prefetch<S: Simd, F: PanelFormat>(simd: S, chunk: *const u8, gaps: [usize; 2]
     }
 }
 
-/// Prefetches one of `shares` equal shares of the next chunk. The processor handles only a few misses at a time, so
-/// they are spread over the products with a chunk.
-#[inline(always)]
-pub(super) fn prefetch_share<S: Simd>(simd: S, next: *const u8, chunk_bytes: usize, share: usize, shares: usize) {
-    let num_lines = chunk_bytes / CACHE_LINE;
-    for line in share * num_lines / shares..(share + 1) * num_lines / shares {
-        simd.prefetch(next.wrapping_add(line * CACHE_LINE));
+/// How the next chunk is prefetched while this one is multiplied. The processor handles only a few misses at a time, so
+/// they are spread over the register tiles.
+#[derive(Clone, Copy)]
+pub(super) struct PrefetchShares {
+    num_lines: usize,
+    lines_of_tile: usize,
+}
+
+impl PrefetchShares {
+    pub fn new(chunk_bytes: usize, num_tiles: usize) -> Self {
+        let num_lines = chunk_bytes / CACHE_LINE;
+        Self { num_lines, lines_of_tile: num_lines.div_ceil(num_tiles) }
+    }
+
+    /// Prefetches what belongs to a register tile.
+    #[inline(always)]
+    pub fn prefetch<S: Simd>(self, simd: S, next: *const u8, tile: usize) {
+        let first = tile * self.lines_of_tile;
+        for line in first..self.num_lines.min(first + self.lines_of_tile) {
+            simd.prefetch(next.wrapping_add(line * CACHE_LINE));
+        }
     }
 }
 

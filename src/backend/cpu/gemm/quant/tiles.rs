@@ -11,7 +11,7 @@ use super::super::super::simd::{LANES, Simd, SimdKernel, run_avx512_vnni};
 use super::super::super::tile_registers::Tiles;
 use super::super::part::{ProductPart, QuantOperands};
 use super::super::quant_input::{QuantRow, SEGMENT, SEGMENT_BYTES};
-use super::chunk::{BLOCK_ROWS, add_block, bias_of_codes, prefetch_share, times_bias};
+use super::chunk::{BLOCK_ROWS, PrefetchShares, add_block, bias_of_codes, times_bias};
 use super::formats::{PART, PanelFormat, num_parts};
 use super::unpacked::{Unpacked, UnpackedChunk};
 use std::arch::asm;
@@ -52,6 +52,7 @@ impl<F: PanelFormat> SimdKernel for TileKernel<'_, F> {
         let mut space = UnpackedChunk::new();
         for first in part.rows.clone().step_by(BLOCK_ROWS) {
             let num_rows = BLOCK_ROWS.min(part.rows.end - first);
+            let shares = PrefetchShares::new(layout.chunk_bytes, num_rows.div_ceil(LANES));
             for panel in panels.clone() {
                 let mut results = [[0.0_f32; LANES]; BLOCK_ROWS];
                 let at: *const u8 = operands.w.panel(panel).data.get();
@@ -63,7 +64,7 @@ impl<F: PanelFormat> SimdKernel for TileKernel<'_, F> {
                         space.fill(simd, format, stored);
                         for row in (0..num_rows).step_by(LANES) {
                             let next = stored.wrapping_add(layout.chunk_bytes);
-                            prefetch_share(simd, next, layout.chunk_bytes, row / LANES, num_rows.div_ceil(LANES));
+                            shares.prefetch(simd, next, row / LANES);
                             let x = operands.x.row(F::IS_SMALL, first + row);
                             add_tile(simd, Unpacked(format), &space, chunk, x, &mut results[row..row + LANES]);
                         }
