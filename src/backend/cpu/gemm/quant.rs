@@ -17,6 +17,7 @@ mod chunk;
 mod formats;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
+mod two_groups;
 mod unpacked;
 
 use super::super::isa::Isa;
@@ -31,7 +32,8 @@ use formats::{Iq4Nl, Iq4Xs, Mxfp4, PanelFormat, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0,
 use std::ops::Range;
 #[cfg(target_arch = "x86_64")]
 use tiles::TileKernel;
-use unpacked::{Unpacked, UnpackedChunk};
+use two_groups::{add_two_groups, takes_two_groups};
+use unpacked::{Unpacked, UnpackedChunk, load_stored, write_stored};
 
 /// Calls a macro with the type of a format.
 macro_rules! for_format {
@@ -157,8 +159,8 @@ impl<F: PanelFormat> SimdKernel for QuantKernel<'_, F> {
                         width = 2;
                         first_left = self.many_rows::<S, 4, 2>(simd, &rows, panel);
                     } else if const { S::QUANT_ROWS == 8 && S::QUANT_PANELS == 2 } && left >= 2 {
-                        // Tiles of eight rows have more sums in flight, and those of four keep all sums in registers.
-                        // Where the former are faster, so are two panels at once for eight rows that are few.
+                        // Tiles of eight rows load fewer operands, and those of four keep all sums in registers. Where
+                        // the former are faster, so are two panels at once for eight rows that are few.
                         width = 2;
                         first_left = if self.many_rows.max_height >= 8 {
                             let first_left = self.many_rows::<S, 8, 2>(simd, &rows, panel);
@@ -232,8 +234,8 @@ impl<F: PanelFormat> QuantKernel<'_, F> {
         end
     }
 
-    /// Whether the rows are many, enough for tiles of `M`, and begin with a tile of the input, which has 16 rows: the rows
-    /// of a register tile are in one.
+    /// Whether the rows are many, enough for tiles of `M`, and begin with a tile of the input of 16 rows: the rows of
+    /// a register tile are in one.
     #[inline(always)]
     fn are_many<const M: usize>(&self, rows: &Range<usize>) -> bool {
         rows.len() >= self.many_rows.from.max(M)
@@ -417,36 +419,12 @@ unsafe fn add_to_stored<S: Simd, F: PanelFormat, const M: usize, const P: usize>
     let format = Unpacked(format);
     // SAFETY: the caller's promise.
     unsafe {
-        let mut registers = load_stored::<S, M, P>(simd, results);
-        add_chunk(simd, format, at, chunk, [0; 2], x, &mut registers);
-        write_stored(simd, results, registers);
-    }
-}
-
-/// The results of the first `M` rows.
-#[inline(always)]
-fn load_stored<S: Simd, const M: usize, const P: usize>(simd: S, results: &[[[f32; LANES]; P]]) -> [[S::V; P]; M] {
-    let mut registers = [[simd.splat(0.0); P]; M];
-    for m in 0..M {
-        for p in 0..P {
-            // SAFETY: a row of results has `LANES` floats for each panel.
-            registers[m][p] = unsafe { simd.load(results[m][p].as_ptr()) };
-        }
-    }
-    registers
-}
-
-/// Writes the results of the first `M` rows.
-#[inline(always)]
-fn write_stored<S: Simd, const M: usize, const P: usize>(
-    simd: S,
-    results: &mut [[[f32; LANES]; P]],
-    registers: [[S::V; P]; M],
-) {
-    for m in 0..M {
-        for p in 0..P {
-            // SAFETY: a row of results has `LANES` floats for each panel.
-            unsafe { simd.store(results[m][p].as_mut_ptr(), registers[m][p]) };
+        if const { takes_two_groups::<S, F, M, P>() } {
+            add_two_groups::<S, F, M, P>(simd, format, at, chunk, x, results);
+        } else {
+            let mut registers = load_stored::<S, M, P>(simd, results);
+            add_chunk(simd, format, at, chunk, [0; 2], x, &mut registers);
+            write_stored(simd, results, registers);
         }
     }
 }

@@ -84,7 +84,6 @@ pub(super) unsafe fn add_chunk<S: Simd, F: PanelFormat, const M: usize, const P:
         let mut sums = [[simd.splat(0.0); P]; M];
         // With `SUMS_FIT_SHORTS`, the same as integers.
         let mut int_sums = [[simd.splat_int(0); P]; M];
-        let mut of_even_group = int_sums;
         for part in block * parts_of_block::<F>()..(block + 1) * parts_of_block::<F>() {
             // With few rows, the prefetches of a part are spread over its steps: the processor handles only a few
             // misses at a time. With many rows they are together, because the compiler moves no load of an operand
@@ -172,35 +171,24 @@ pub(super) unsafe fn add_chunk<S: Simd, F: PanelFormat, const M: usize, const P:
                         }
                         let group = (part * PART + $half * HALF) / F::GROUP;
                         if const { ($half + 1) * HALF % F::GROUP == 0 } {
-                            if const { adds_pairs::<S, F, M, P>() } && group % 2 == 0 {
-                                of_even_group = ints;
-                            } else {
-                                for p in 0..P {
-                                    let scale = format.scale(simd, at[p], group);
-                                    if const { adds_pairs::<S, F, M, P>() } {
-                                        let scales = simd.pack_shorts(format.scale(simd, at[p], group - 1), scale);
-                                        for m in 0..M {
-                                            let pair = simd.pack_shorts(of_even_group[m][p], ints[m][p]);
-                                            int_sums[m][p] = simd.dot_short_pairs(int_sums[m][p], pair, scales);
-                                        }
-                                    } else if const { scales_shorts::<S, F>() } {
-                                        let scale = simd.pack_shorts(scale, scale);
-                                        for m in 0..M {
+                            for p in 0..P {
+                                let scale = format.scale(simd, at[p], group);
+                                if const { scales_shorts::<S, F>() } {
+                                    let scale = simd.pack_shorts(scale, scale);
+                                    for m in 0..M {
+                                        int_sums[m][p] = simd.dot_short_pairs(int_sums[m][p], shorts[m][p], scale);
+                                    }
+                                } else {
+                                    let scales = for_rows::<S, M>(simd, simd.as_floats(scale));
+                                    for m in 0..M {
+                                        let (ints, scale) = (ints[m][p], scales[m % 2]);
+                                        if F::SUMS_FIT_SHORTS {
                                             int_sums[m][p] =
-                                                simd.dot_short_pairs(int_sums[m][p], shorts[m][p], scale);
-                                        }
-                                    } else {
-                                        let scales = for_rows::<S, M>(simd, simd.as_floats(scale));
-                                        for m in 0..M {
-                                            let (ints, scale) = (ints[m][p], scales[m % 2]);
-                                            if F::SUMS_FIT_SHORTS {
-                                                int_sums[m][p] =
-                                                    simd.add_scaled(int_sums[m][p], ints, simd.as_ints(scale));
-                                            } else if F::IS_SMALL {
-                                                sums[m][p] = simd.to_floats(ints);
-                                            } else {
-                                                sums[m][p] = simd.fused(simd.to_floats(ints), scale, sums[m][p]);
-                                            }
+                                                simd.add_scaled(int_sums[m][p], ints, simd.as_ints(scale));
+                                        } else if F::IS_SMALL {
+                                            sums[m][p] = simd.to_floats(ints);
+                                        } else {
+                                            sums[m][p] = simd.fused(simd.to_floats(ints), scale, sums[m][p]);
                                         }
                                     }
                                 }
@@ -274,13 +262,6 @@ const fn scales_shorts<S: Simd, F: PanelFormat>() -> bool {
     sums_in_shorts::<S, F>() && F::SUMS_FIT_SHORTS && F::BIAS == 0 && 4 * short_steps::<F>() == F::GROUP
 }
 
-/// Whether the sums of two groups are scaled at once, as the halves of lanes. That takes half of the multiplications,
-/// and instructions that pack the sums. AMD's processors have other ports for these. Of register tiles, those of four
-/// rows are fastest on them.
-const fn adds_pairs<S: Simd, F: PanelFormat, const M: usize, const P: usize>() -> bool {
-    F::SUMS_FIT_SHORTS && F::IS_UNPACKED && !S::SUMS_IN_SHORTS && M == 4 && P == 2
-}
-
 /// How many steps can be added up in integers of 16 bits: one adds two products of a code with -127 to 127. They are in
 /// one group.
 const fn short_steps<F: PanelFormat>() -> usize {
@@ -316,7 +297,7 @@ pub(super) fn times_bias<S: Simd, F: PanelFormat>(simd: S, minus_sum: S::Ints) -
 /// # Safety
 /// The input has these rows.
 #[inline(always)]
-unsafe fn begin<S: Simd, F: PanelFormat, const M: usize, const P: usize>(
+pub(super) unsafe fn begin<S: Simd, F: PanelFormat, const M: usize, const P: usize>(
     simd: S,
     x: QuantBlock,
     half: usize,
@@ -351,7 +332,7 @@ unsafe fn begin<S: Simd, F: PanelFormat, const M: usize, const P: usize>(
 /// # Safety
 /// The words exist.
 #[inline(always)]
-unsafe fn add_products<S: Simd, F: PanelFormat, const M: usize, const P: usize>(
+pub(super) unsafe fn add_products<S: Simd, F: PanelFormat, const M: usize, const P: usize>(
     simd: S,
     ints: &mut [[S::Ints; P]; M],
     codes: [S::Bytes; P],

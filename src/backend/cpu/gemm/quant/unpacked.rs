@@ -1,4 +1,8 @@
-//! A chunk of a panel whose codes and scales lie side by side, so that nothing has to be taken apart any more.
+//! A chunk of a panel whose codes and scales lie side by side, so that nothing has to be taken apart any more, and
+//! results that are in memory between two of them.
+
+// Indices name registers here, as in `kernel`.
+#![allow(clippy::needless_range_loop)]
 
 use super::super::super::simd::{LANES, Simd};
 use super::formats::{PanelFormat, num_parts};
@@ -124,5 +128,36 @@ impl<F: PanelFormat> PanelFormat for Unpacked<F> {
     #[inline(always)]
     unsafe fn codes<S: Simd, const STEP: usize>(self, simd: S, chunk: *const u8, part: usize) -> S::Bytes {
         unsafe { simd.load_bytes((*chunk.cast::<UnpackedChunk>()).codes[8 * part + STEP].as_ptr()) }
+    }
+}
+
+/// Results in memory of the first `M` rows.
+#[inline(always)]
+pub(super) fn load_stored<S: Simd, const M: usize, const P: usize>(
+    simd: S,
+    results: &[[[f32; LANES]; P]],
+) -> [[S::V; P]; M] {
+    let mut registers = [[simd.splat(0.0); P]; M];
+    for m in 0..M {
+        for p in 0..P {
+            // SAFETY: a row of results has `LANES` floats for each panel.
+            registers[m][p] = unsafe { simd.load(results[m][p].as_ptr()) };
+        }
+    }
+    registers
+}
+
+/// Writes such results.
+#[inline(always)]
+pub(super) fn write_stored<S: Simd, const M: usize, const P: usize>(
+    simd: S,
+    results: &mut [[[f32; LANES]; P]],
+    registers: [[S::V; P]; M],
+) {
+    for m in 0..M {
+        for p in 0..P {
+            // SAFETY: a row of results has `LANES` floats for each panel.
+            unsafe { simd.store(results[m][p].as_mut_ptr(), registers[m][p]) };
+        }
     }
 }
