@@ -29,6 +29,7 @@ mod memory;
 #[cfg(target_os = "linux")]
 mod numa;
 mod pack;
+mod processor;
 mod register_loops;
 mod rotation;
 mod row_switch;

@@ -1,5 +1,6 @@
 //! Instruction sets: which ones this processor has, and how a kernel runs on each.
 
+use super::processor::Processor;
 use super::register_loops::are_dots_slow;
 use super::simd::{Portable, SimdKernel};
 use crate::DType;
@@ -117,7 +118,9 @@ impl Isa {
         #[cfg(not(target_arch = "x86_64"))]
         let is_emulated = |_| false;
         let run_both = || are_dots_slow(|kernel| Isa::Avx512.run(kernel), |kernel| Isa::Avx512.run(kernel));
-        let are_dots_slow = || *ARE_DOTS_SLOW.get_or_init(|| processor().and_then(known_dots).unwrap_or_else(run_both));
+        let are_dots_slow = || {
+            *ARE_DOTS_SLOW.get_or_init(|| Processor::this().and_then(Processor::has_slow_dots).unwrap_or_else(run_both))
+        };
         Self::best(|isa| isa.is_available() && !is_emulated(isa), are_dots_slow)
     }
 
@@ -226,66 +229,9 @@ impl FromStr for Isa {
     }
 }
 
-/// A kind of processor: who makes it, its family and its model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Processor {
-    vendor: [u8; 12],
-    family: u32,
-    model: u32,
-}
-
-/// This processor's kind (Intel's manual, volume 2A, `CPUID`; AMD numbers in the same way).
-#[cfg(target_arch = "x86_64")]
-fn processor() -> Option<Processor> {
-    use std::arch::x86_64::__cpuid;
-    let (name, kind) = (__cpuid(0), __cpuid(1).eax);
-    let mut vendor = [0; 12];
-    for (to, word) in vendor.chunks_exact_mut(4).zip([name.ebx, name.edx, name.ecx]) {
-        to.copy_from_slice(&word.to_le_bytes());
-    }
-    let (base_family, more_family) = (kind >> 8 & 15, kind >> 20 & 255);
-    let family = base_family + if base_family == 15 { more_family } else { 0 };
-    Some(Processor { vendor, family, model: kind >> 4 & 15 | kind >> 12 & 0xf0 })
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn processor() -> Option<Processor> {
-    None
-}
-
-/// Whether a processor's dot products of bfloat16 are slow, where that is known. A measurement could say otherwise at a
-/// start beside a busy neighbour on the same core, and the two sets do not give the same bits.
-fn known_dots(processor: Processor) -> Option<bool> {
-    match (&processor.vendor, processor.family, processor.model) {
-        // Sapphire Rapids and Emerald Rapids, where a machine has no AMX.
-        (b"GenuineIntel", 6, 143 | 207) => Some(true),
-        // Zen 4 and Zen 5.
-        (b"AuthenticAMD", 25 | 26, _) => Some(false),
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn known_processors_are_not_measured() {
-        let known = |vendor: &[u8; 12], family, model| known_dots(Processor { vendor: *vendor, family, model });
-        assert_eq!(known(b"GenuineIntel", 6, 207), Some(true));
-        assert_eq!(known(b"AuthenticAMD", 26, 2), Some(false));
-        assert_eq!(known(b"GenuineIntel", 6, 85), None, "Cascade Lake has none, and Cooper Lake was never measured");
-        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-        if let Some(Processor { vendor, family, model }) = processor() {
-            let info = std::fs::read_to_string("/proc/cpuinfo").unwrap();
-            let field = |name: &str| {
-                let line = info.lines().find(|line| line.split('\t').next() == Some(name)).unwrap();
-                line.split(": ").nth(1).unwrap().to_string()
-            };
-            assert_eq!(field("vendor_id").as_bytes(), vendor);
-            assert_eq!((field("cpu family"), field("model")), (family.to_string(), model.to_string()));
-        }
-    }
 
     #[test]
     fn slow_dot_products_of_bfloat16_are_not_chosen() {

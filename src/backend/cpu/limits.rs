@@ -7,7 +7,7 @@ use super::gemm::amx;
 use super::isa::Isa;
 use super::memory::Buffer;
 use super::register_loops::{DotPairs, MulAdd, RUNS};
-use super::simd::{LANES, Simd, SimdKernel};
+use super::simd::{LANES, PrefetchDistances, Simd, SimdKernel};
 use crate::DType;
 use pagetide_base::error::StartError;
 use std::hint::black_box;
@@ -124,7 +124,7 @@ impl SimdKernel for Read<'_> {
                 match self.prefetched_levels {
                     0 => {}
                     1 => simd.prefetch(at.wrapping_add(2048)),
-                    _ => simd.prefetch_weights(at),
+                    _ => simd.prefetch_weights(at, PrefetchDistances::TWO_LEVELS),
                 }
             }
         }

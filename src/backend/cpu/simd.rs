@@ -21,8 +21,23 @@ pub(super) use portable::Portable;
 
 /// Lanes of a vector, on every instruction set.
 pub(super) const LANES: usize = 16;
-/// How far ahead weights are prefetched, in bytes: to the first level of caches, and to the second.
-pub(super) const PREFETCH_DISTANCES: [usize; 2] = [2048, 8192];
+/// How far ahead weights are prefetched, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PrefetchDistances {
+    /// To the first level of caches.
+    pub near: usize,
+    /// To the second level.
+    pub far: usize,
+}
+
+impl PrefetchDistances {
+    /// The first level of caches waits for few lines at once, too few for the memory's bandwidth. So lines come to the
+    /// second level early, and from there to the first one shortly before they are used.
+    pub const TWO_LEVELS: Self = Self { near: 2048, far: 8192 };
+    /// To one level only. The other prefetch is of a line that is being read, which costs little.
+    pub const FIRST_LEVEL: Self = Self { near: 4096, far: 0 };
+    pub const SECOND_LEVEL: Self = Self { near: 0, far: 8192 };
+}
 
 pub(super) trait Simd: Copy {
     /// Sixteen float32.
@@ -112,12 +127,9 @@ pub(super) trait Simd: Copy {
     fn prefetch_far(self, address: *const u8) {
         self.prefetch(address);
     }
-    /// Prefetches for a loop that reads weights from memory in order and has come to `address`. The first level of
-    /// caches waits for few lines at once, too few for the memory's bandwidth. So lines come to the second level early,
-    /// and from there to the first one shortly before they are used.
+    /// Prefetches for a loop that reads weights from memory in order and has come to `address`.
     #[inline(always)]
-    fn prefetch_weights(self, address: *const u8) {
-        let [near, far] = PREFETCH_DISTANCES;
+    fn prefetch_weights(self, address: *const u8, PrefetchDistances { near, far }: PrefetchDistances) {
         self.prefetch(address.wrapping_add(near));
         self.prefetch_far(address.wrapping_add(far));
     }

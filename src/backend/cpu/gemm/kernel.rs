@@ -4,6 +4,7 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::super::isa::Isa;
+use super::super::processor::WeightPrefetch;
 use super::super::simd::{Simd, SimdKernel};
 use super::part::{PlainOperands, PlainPart, ProductOperands, ProductPart};
 use super::quant;
@@ -117,6 +118,7 @@ impl<F: WeightsFormat> ProductKernel<'_, F> {
     unsafe fn tile<S: Simd, const M: usize, const P: usize>(&self, simd: S, row: usize, panel: usize) {
         let PlainOperands { w, x, layout } = self.part.operands;
         let (steps, panel_bytes) = (w.steps(), w.panel_bytes());
+        let distances = WeightPrefetch::best().plain;
         let mut acc = [[simd.splat(0.0); P]; M];
         // SAFETY: a panel has `steps` steps of `STEP_BYTES`, a row of the input `steps` words.
         unsafe {
@@ -128,7 +130,7 @@ impl<F: WeightsFormat> ProductKernel<'_, F> {
                 for p in 0..P {
                     column[p] = self.format.load(simd, at(p));
                     if M <= 4 {
-                        simd.prefetch_weights(at(p));
+                        simd.prefetch_weights(at(p), distances);
                     } else if M <= 8 {
                         simd.prefetch(at(p).wrapping_add(PREFETCH_BYTES));
                     }

@@ -22,7 +22,8 @@ mod unpacked;
 
 use super::super::isa::Isa;
 use super::super::pack::PanelLayout;
-use super::super::simd::{LANES, PREFETCH_DISTANCES, Simd, SimdKernel};
+use super::super::processor::WeightPrefetch;
+use super::super::simd::{LANES, PrefetchDistances, Simd, SimdKernel};
 use super::many_rows::{ManyRows, many_rows};
 use super::part::{ProductPart, QuantOperands};
 use super::quant_input::{MAX_TILE_ROWS, QuantRow};
@@ -423,7 +424,7 @@ unsafe fn add_to_stored<S: Simd, F: PanelFormat, const M: usize, const P: usize>
             add_two_groups::<S, F, M, P>(simd, format, at, chunk, x, results);
         } else {
             let mut registers = load_stored::<S, M, P>(simd, results);
-            add_chunk(simd, format, at, chunk, [0; 2], x, &mut registers);
+            add_chunk(simd, format, at, chunk, PrefetchDistances::TWO_LEVELS, x, &mut registers);
             write_stored(simd, results, registers);
         }
     }
@@ -461,13 +462,15 @@ impl<F: PanelFormat, const M: usize, const P: usize> SimdKernel for RowTile<'_, 
                 x.stride = 1; // so that the compiler knows it
             }
             let num_chunks = layout.num_chunks(F::FORMAT, operands.w.k());
+            let PrefetchDistances { near, far } = WeightPrefetch::best().quantized;
             for chunk in 0..num_chunks {
                 // What is read behind the end of the first panel is the second one, and then what follows both.
-                let gaps = PREFETCH_DISTANCES.map(|distance| {
+                let in_panels = |distance: usize| {
                     let is_behind = P == 2 && chunk + distance / layout.chunk_bytes >= num_chunks;
-                    if is_behind { num_chunks * layout.chunk_bytes } else { 0 }
-                });
-                add_chunk(simd, *format, at, chunk, gaps, x, &mut results);
+                    distance + if is_behind { num_chunks * layout.chunk_bytes } else { 0 }
+                };
+                let distances = PrefetchDistances { near: in_panels(near), far: in_panels(far) };
+                add_chunk(simd, *format, at, chunk, distances, x, &mut results);
                 for at in &mut at {
                     *at = at.add(layout.chunk_bytes);
                 }

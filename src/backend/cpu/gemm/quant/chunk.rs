@@ -4,7 +4,7 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::super::super::pack::PanelLayout;
-use super::super::super::simd::{LANES, PREFETCH_DISTANCES, Simd};
+use super::super::super::simd::{LANES, PrefetchDistances, Simd};
 use super::super::quant_input::{MAX_TILE_ROWS, QuantBlock, QuantRow, SUMS_16_TIMES};
 use super::formats::{PART, PanelFormat, num_parts, parts_of_block};
 use crate::quant::MAX_BLOCK_WEIGHTS;
@@ -23,18 +23,22 @@ fn for_rows<S: Simd, const M: usize>(simd: S, of_columns: S::V) -> [S::V; 2] {
 }
 
 /// Prefetches what these steps, of the 8 of a part, need of later chunks. Where the panel is in a cache already, this
-/// costs little. `gaps`: as for [`add_chunk`].
+/// costs little.
 #[inline(always)]
-fn prefetch<S: Simd, F: PanelFormat>(simd: S, chunk: *const u8, gaps: [usize; 2], part: usize, steps: Range<usize>) {
+fn prefetch<S: Simd, F: PanelFormat>(
+    simd: S,
+    chunk: *const u8,
+    distances: PrefetchDistances,
+    part: usize,
+    steps: Range<usize>,
+) {
     if !F::IS_UNPACKED {
         const { assert!(PanelLayout::of(F::FORMAT).chunk_bytes.is_multiple_of(CACHE_LINE)) }
         let part_bytes = PanelLayout::of(F::FORMAT).chunk_bytes / num_parts::<F>();
         let num_lines = part_bytes.div_ceil(CACHE_LINE);
         for line in steps.start * num_lines / 8..steps.end * num_lines / 8 {
             let at = chunk.wrapping_add(part * part_bytes + line * CACHE_LINE);
-            let [near, far] = PREFETCH_DISTANCES;
-            simd.prefetch(at.wrapping_add(near + gaps[0]));
-            simd.prefetch_far(at.wrapping_add(far + gaps[1]));
+            simd.prefetch_weights(at, distances);
         }
     }
 }
@@ -63,8 +67,8 @@ impl PrefetchShares {
     }
 }
 
-/// Adds the products of a chunk of `P` panels with `M` rows, or with pairs of rows ([`has_pairs`]). `gaps`: bytes of
-/// other panels between this chunk and the ones that are prefetched, to the first level of caches and to the second.
+/// Adds the products of a chunk of `P` panels with `M` rows, or with pairs of rows ([`has_pairs`]). `distances`
+/// are to the chunks that are prefetched, whatever panels they belong to.
 ///
 /// # Safety
 /// `at` are chunks in this format, and the input has this chunk of these rows.
@@ -74,7 +78,7 @@ pub(super) unsafe fn add_chunk<S: Simd, F: PanelFormat, const M: usize, const P:
     format: F,
     at: [*const u8; P],
     chunk: usize,
-    gaps: [usize; 2],
+    distances: PrefetchDistances,
     x: QuantRow,
     results: &mut [[S::V; P]; M],
 ) {
@@ -91,7 +95,7 @@ pub(super) unsafe fn add_chunk<S: Simd, F: PanelFormat, const M: usize, const P:
             let are_together = M > 2;
             if are_together {
                 for at in at {
-                    prefetch::<S, F>(simd, at, gaps, part, 0..8);
+                    prefetch::<S, F>(simd, at, distances, part, 0..8);
                 }
             }
             let part_in_block = part - block * parts_of_block::<F>();
@@ -129,7 +133,7 @@ pub(super) unsafe fn add_chunk<S: Simd, F: PanelFormat, const M: usize, const P:
                             let mut codes = [[simd.table(&[0; LANES]); 4]; P];
                             $(
                                 if !are_together {
-                                    prefetch::<S, F>(simd, at[0], gaps, part, $step..$step + 1);
+                                    prefetch::<S, F>(simd, at[0], distances, part, $step..$step + 1);
                                 }
                                 for p in 0..P {
                                     codes[p][$step % 4] = format.codes::<S, $step>(simd, at[p], part);
@@ -160,7 +164,7 @@ pub(super) unsafe fn add_chunk<S: Simd, F: PanelFormat, const M: usize, const P:
                         } else {
                             $(
                                 if !are_together {
-                                    prefetch::<S, F>(simd, at[0], gaps, part, $step..$step + 1);
+                                    prefetch::<S, F>(simd, at[0], distances, part, $step..$step + 1);
                                 }
                                 let mut codes = [simd.table(&[0; LANES]); P];
                                 for p in 0..P {
