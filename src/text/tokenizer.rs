@@ -5,9 +5,10 @@ use crate::pieces::Pieces;
 use crate::spaces::clean_up_spaces;
 use pagetide_base::error::{ApiError, StartError};
 use pagetide_base::ids::TokenId;
-use serde::Deserialize;
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::{Map, Value};
 use std::any::Any;
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 use tokenizers::models::ModelWrapper;
@@ -256,15 +257,10 @@ const MAX_GROWTH: f64 = 1000.0;
 /// Rejects chains of replacements that make a text much longer: forty replacements of `a` by `aa` give a terabyte per
 /// letter, and loading already applies them.
 fn check_growth(tokenizer_json: &str) -> Result<(), StartError> {
-    #[derive(Deserialize)]
-    struct Chains {
-        normalizer: Option<Value>,
-        decoder: Option<Value>,
-    }
     // The crate reports invalid JSON.
-    let Ok(Chains { normalizer, decoder }) = serde_json::from_str(tokenizer_json) else { return Ok(()) };
-    for (name, chain) in [("normalizer", normalizer), ("decoder", decoder)] {
-        let growth = chain.as_ref().map_or(1.0, growth);
+    let Ok(Chains(chains)) = serde_json::from_str(tokenizer_json) else { return Ok(()) };
+    for (name, chain) in chains {
+        let growth = growth(&chain);
         if growth > MAX_GROWTH {
             return Err(StartError::new(format!(
                 "tokenizer.json: {name}: its steps may make a text {growth:.0} times as long; the maximum is \
@@ -273,6 +269,36 @@ fn check_growth(tokenizer_json: &str) -> Result<(), StartError> {
         }
     }
     Ok(())
+}
+
+/// The normalizers and the decoders of a `tokenizer.json`. A key may be there twice: the crate takes the last one.
+struct Chains(Vec<(&'static str, Value)>);
+
+impl<'de> Deserialize<'de> for Chains {
+    fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
+        struct Fields;
+        impl<'de> Visitor<'de> for Fields {
+            type Value = Chains;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Chains, A::Error> {
+                let mut chains = Vec::new();
+                while let Some(key) = map.next_key::<String>()? {
+                    match ["normalizer", "decoder"].into_iter().find(|name| *name == key) {
+                        Some(name) => chains.push((name, map.next_value()?)),
+                        None => {
+                            map.next_value::<IgnoredAny>()?;
+                        }
+                    }
+                }
+                Ok(Chains(chains))
+            }
+        }
+        json.deserialize_map(Fields)
+    }
 }
 
 /// The maximum growth of a text by a step or by a chain of steps.

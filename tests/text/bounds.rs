@@ -200,7 +200,11 @@ fn a_tokenizer_that_does_harm_is_refused() {
     let doubles = json!({"type": "Sequence", "normalizers": vec![double.clone(); 60]});
     refused_tokenizer(&word_level(json!({"normalizer": doubles})), "normalizer: its steps may make a text");
     let doubles = json!({"type": "Sequence", "decoders": vec![double; 60]});
-    refused_tokenizer(&word_level(json!({"decoder": doubles})), "decoder: its steps may make a text");
+    let json = word_level(json!({"decoder": doubles}));
+    refused_tokenizer(&json, "decoder: its steps may make a text");
+    // The crate takes the last one.
+    let twice = format!(r#"{{"decoder": null, {}"#, &json[1..]);
+    refused_tokenizer(&twice, "decoder: its steps may make a text");
     let broken_map = json!({"type": "Precompiled", "precompiled_charsmap": "AAAA"});
     refused_tokenizer(&word_level(json!({"normalizer": broken_map})), "");
     let pattern = format!("{}a{}", "(".repeat(20_000), ")".repeat(20_000));
