@@ -198,9 +198,17 @@ pub(super) trait Simd: Copy {
         let acc = self.dot_bytes(self.dot_bytes(acc, w[0], x[0]), w[1], x[1]);
         self.dot_bytes(self.dot_bytes(acc, w[2], x[2]), w[3], x[3])
     }
-    /// For each half of a lane, an integer of 16 bits, `acc + Σ w · x` over its two bytes: `w` from 0 to 127, the bytes
-    /// of `x` from -127 to 127. The sum must fit. Only with [`Simd::SUMS_IN_SHORTS`].
+    /// For each half of a lane, an integer of 16 bits, `acc + Σ w · x` over its two bytes, modulo 2¹⁶: `w` from 0 to
+    /// 127, the bytes of `x` from -127 to 127. This and the following two functions are for [`Simd::SUMS_IN_SHORTS`].
     fn dot_in_shorts(self, _acc: Self::Ints, _w: Self::Bytes, _x: u32) -> Self::Ints {
+        unreachable!("only with SUMS_IN_SHORTS")
+    }
+    /// The same without `acc`.
+    fn first_in_shorts(self, _w: Self::Bytes, _x: u32) -> Self::Ints {
+        unreachable!("only with SUMS_IN_SHORTS")
+    }
+    /// Both halves of each lane, moved right by `shift` bits with their signs.
+    fn shorts_down(self, _a: Self::Ints, _shift: u32) -> Self::Ints {
         unreachable!("only with SUMS_IN_SHORTS")
     }
     /// Prepares signed bytes for [`Simd::dot_signed`].

@@ -15,6 +15,7 @@
 
 mod chunk;
 mod formats;
+mod one_group;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 mod two_groups;
@@ -30,6 +31,7 @@ use super::quant_input::{MAX_TILE_ROWS, QuantRow};
 use crate::quant::QuantFormat;
 use chunk::{BLOCK_ROWS, PrefetchShares, add_chunk, has_pairs};
 use formats::{Iq4Nl, Iq4Xs, Mxfp4, PanelFormat, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+use one_group::{add_one_group, adds_one_group};
 use std::ops::Range;
 #[cfg(target_arch = "x86_64")]
 use tiles::TileKernel;
@@ -189,10 +191,10 @@ impl<F: PanelFormat> SimdKernel for QuantKernel<'_, F> {
     }
 }
 
-/// Whether panels in this format are taken apart for many rows. With small blocks it is only faster if the products are
-/// then added up in 16 bits.
+/// Whether panels in this format are taken apart for many rows. With small blocks it is only faster if one group is
+/// multiplied at a time.
 const fn is_taken_apart<S: Simd, F: PanelFormat>() -> bool {
-    !F::IS_SMALL || (S::SUMS_IN_SHORTS && !F::IS_SIGNED)
+    !F::IS_SMALL || adds_one_group::<S, F>()
 }
 
 /// Whether many rows are multiplied with two panels of this format at once, as they are stored.
@@ -420,7 +422,9 @@ unsafe fn add_to_stored<S: Simd, F: PanelFormat, const M: usize, const P: usize>
     let format = Unpacked(format);
     // SAFETY: the caller's promise.
     unsafe {
-        if const { takes_two_groups::<S, F, M, P>() } {
+        if const { adds_one_group::<S, F>() } {
+            add_one_group::<S, F, M, P>(simd, format, at, chunk, x, results);
+        } else if const { takes_two_groups::<S, F, M, P>() } {
             add_two_groups::<S, F, M, P>(simd, format, at, chunk, x, results);
         } else {
             let mut registers = load_stored::<S, M, P>(simd, results);

@@ -297,6 +297,14 @@ impl<const VNNI: bool, const BF16: bool> Simd for Avx512<VNNI, BF16> {
         unsafe { _mm512_add_epi16(acc, _mm512_maddubs_epi16(w, _mm512_set1_epi32(x as i32))) }
     }
     #[inline(always)]
+    fn first_in_shorts(self, w: __m512i, x: u32) -> __m512i {
+        unsafe { _mm512_maddubs_epi16(w, _mm512_set1_epi32(x as i32)) }
+    }
+    #[inline(always)]
+    fn shorts_down(self, a: __m512i, shift: u32) -> __m512i {
+        unsafe { _mm512_sra_epi16(a, _mm_cvtsi32_si128(shift as i32)) }
+    }
+    #[inline(always)]
     fn prepare_signed(self, w: __m512i) -> __m512i {
         if VNNI { unsafe { _mm512_xor_si512(w, _mm512_set1_epi8(i8::MIN)) } } else { w }
     }

@@ -6,7 +6,7 @@
 use super::super::super::pack::PanelLayout;
 use super::super::super::simd::{LANES, PrefetchDistances, Simd};
 use super::super::quant_input::{MAX_TILE_ROWS, QuantBlock, QuantRow, SUMS_16_TIMES};
-use super::formats::{PART, PanelFormat, num_parts, parts_of_block};
+use super::formats::{PART, PanelFormat, adds_in_shorts, num_parts, parts_of_block, scales_shorts};
 use crate::quant::MAX_BLOCK_WEIGHTS;
 use std::ops::Range;
 
@@ -100,36 +100,18 @@ pub(super) unsafe fn add_chunk<S: Simd, F: PanelFormat, const M: usize, const P:
             }
             let part_in_block = part - block * parts_of_block::<F>();
             let mut ints = [[simd.splat_int(0); P]; M];
+            // With `scales_shorts`, the same in the halves of lanes.
             let mut shorts = ints;
             // SAFETY: the caller's promise.
             unsafe {
                 let words = |step: usize| x.codes(part_in_block * (PART / 4) + step);
                 macro_rules! four_steps {
                     ($half:literal: $($step:literal)*; $($even:literal $odd:literal),*) => {
-                        if const { $half * HALF % F::GROUP == 0 } {
+                        let is_first = const { $half * HALF % F::GROUP == 0 };
+                        if is_first && !const { scales_shorts::<S, F>() } {
                             ints = begin::<S, F, M, P>(simd, x, 2 * part_in_block + $half);
                         }
-                        if const { sums_in_shorts::<S, F>() } {
-                            $(
-                                if const { $step % short_steps::<F>() == 0 } {
-                                    shorts = [[simd.splat_int(0); P]; M];
-                                }
-                                for p in 0..P {
-                                    let codes = format.codes::<S, $step>(simd, at[p], part);
-                                    for m in 0..M {
-                                        let word = *words($step).add(m);
-                                        shorts[m][p] = simd.dot_in_shorts(shorts[m][p], codes, word);
-                                    }
-                                }
-                                if const { ($step + 1) % short_steps::<F>() == 0 && !scales_shorts::<S, F>() } {
-                                    for m in 0..M {
-                                        for p in 0..P {
-                                            ints[m][p] = simd.dot_shorts(ints[m][p], shorts[m][p], PAIR_OF_ONES);
-                                        }
-                                    }
-                                }
-                            )*
-                        } else if const { S::SUMS_IN_SHORTS && !F::IS_SIGNED } {
+                        if const { adds_in_shorts::<S, F>() } {
                             let mut codes = [[simd.table(&[0; LANES]); 4]; P];
                             $(
                                 if !are_together {
@@ -143,7 +125,19 @@ pub(super) unsafe fn add_chunk<S: Simd, F: PanelFormat, const M: usize, const P:
                                 let word = |step: usize| *words(4 * $half + step).add(m);
                                 let of_row = [word(0), word(1), word(2), word(3)];
                                 for p in 0..P {
-                                    ints[m][p] = simd.dot_four(ints[m][p], codes[p], of_row, F::LARGEST);
+                                    if const { scales_shorts::<S, F>() } {
+                                        let group = (PART * part_in_block + $half * HALF) / F::GROUP;
+                                        for step in 0..4 {
+                                            let (codes, word) = (codes[p][step], of_row[step]);
+                                            shorts[m][p] = if is_first && step == 0 {
+                                                first_of_group::<S, F>(simd, x, group, m, codes, word)
+                                            } else {
+                                                simd.dot_in_shorts(shorts[m][p], codes, word)
+                                            };
+                                        }
+                                    } else {
+                                        ints[m][p] = simd.dot_four(ints[m][p], codes[p], of_row, F::LARGEST);
+                                    }
                                 }
                             }
                         } else if const { has_pairs::<S, M>() } {
@@ -255,28 +249,6 @@ pub(super) unsafe fn add_block<S: Simd, F: PanelFormat, const M: usize, const P:
     }
 }
 
-/// Whether the products of a group are added up in integers of 16 bits, more of them than [`Simd::dot_four`] does. If
-/// codes have to be decoded, that takes longer than the products.
-const fn sums_in_shorts<S: Simd, F: PanelFormat>() -> bool {
-    S::SUMS_IN_SHORTS && F::IS_UNPACKED && !F::IS_SIGNED && short_steps::<F>() > 4
-}
-
-/// Whether these sums are of whole groups, and are multiplied with scales as they are.
-const fn scales_shorts<S: Simd, F: PanelFormat>() -> bool {
-    sums_in_shorts::<S, F>() && F::SUMS_FIT_SHORTS && F::BIAS == 0 && 4 * short_steps::<F>() == F::GROUP
-}
-
-/// How many steps can be added up in integers of 16 bits: one adds two products of a code with -127 to 127. They are in
-/// one group.
-const fn short_steps<F: PanelFormat>() -> usize {
-    let most = i16::MAX as usize / (2 * F::LARGEST as usize * 127);
-    let in_group = F::GROUP / 4;
-    if most >= in_group { in_group } else { 1 << most.ilog2() }
-}
-
-/// Two integers of 16 bits.
-const PAIR_OF_ONES: u32 = 0x0001_0001;
-
 /// What codes as they are multiplied are larger than they should be: 0 or a power of two.
 pub(super) const fn bias_of_codes<S: Simd, F: PanelFormat>() -> i32 {
     if F::IS_SIGNED && S::ADDS_128 { 128 } else { F::BIAS }
@@ -329,6 +301,30 @@ pub(super) unsafe fn begin<S: Simd, F: PanelFormat, const M: usize, const P: usi
         }
     }
     ints
+}
+
+/// The sums of a group with [`scales_shorts`] after its first step, of row `m`.
+///
+/// # Safety
+/// The input has this group of the row.
+#[inline(always)]
+pub(super) unsafe fn first_of_group<S: Simd, F: PanelFormat>(
+    simd: S,
+    x: QuantBlock,
+    group: usize,
+    m: usize,
+    codes: S::Bytes,
+    word: u32,
+) -> S::Ints {
+    if F::BIAS == 0 {
+        return simd.first_in_shorts(codes, word);
+    }
+    assert!(const { F::GROUP == HALF });
+    // SAFETY: the caller's promise.
+    let minus_sums = simd.splat_int(unsafe { *x.minus_sum_16_in_parts(group).add(m) } as i32);
+    let shift = SUMS_16_TIMES.trailing_zeros().saturating_sub(F::BIAS.trailing_zeros());
+    let start = if shift == 0 { minus_sums } else { simd.shorts_down(minus_sums, shift) };
+    simd.dot_in_shorts(start, codes, word)
 }
 
 /// Adds the products of four weights of each column.

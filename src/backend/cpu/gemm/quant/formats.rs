@@ -50,6 +50,17 @@ pub(super) trait PanelFormat: Copy {
     unsafe fn codes<S: Simd, const STEP: usize>(self, simd: S, chunk: *const u8, part: usize) -> S::Bytes;
 }
 
+/// Whether products are added up in integers of 16 bits.
+pub(super) const fn adds_in_shorts<S: Simd, F: PanelFormat>() -> bool {
+    S::SUMS_IN_SHORTS && !F::IS_SIGNED
+}
+
+/// Whether the sums of whole groups are, and are multiplied with scales as they are. Then scales are in both halves of
+/// a lane. Sums may wrap around on the way: with the bias of the codes subtracted, the sum of a group fits.
+pub(super) const fn scales_shorts<S: Simd, F: PanelFormat>() -> bool {
+    adds_in_shorts::<S, F>() && F::SUMS_FIT_SHORTS
+}
+
 /// Weights of a column in a part.
 pub(super) const PART: usize = 32;
 

@@ -5,7 +5,7 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::super::super::simd::{LANES, Simd};
-use super::formats::{PanelFormat, num_parts};
+use super::formats::{PanelFormat, num_parts, scales_shorts};
 use crate::quant::{MAX_BLOCK_WEIGHTS, QuantFormat};
 
 /// The chunk. Each row of it is a register.
@@ -15,7 +15,7 @@ pub(super) struct UnpackedChunk {
     codes: [[u8; 4 * LANES]; MAX_BLOCK_WEIGHTS / 4],
     /// `[blocks][2]`
     factors: [[[f32; LANES]; 2]; MAX_BLOCKS],
-    /// `[groups]`
+    /// `[groups]`. With `scales_shorts`, in both halves of lanes.
     scales: [[i32; LANES]; MAX_GROUPS],
     /// `[pairs of groups]`
     minima: [[i32; LANES]; MAX_GROUPS / 2],
@@ -82,7 +82,11 @@ impl UnpackedChunk {
             }
             let num_groups = MAX_BLOCK_WEIGHTS / F::GROUP;
             for (group, scale) in self.scales[..num_groups].iter_mut().enumerate() {
-                simd.store_ints(scale.as_mut_ptr(), format.scale(simd, at, group));
+                let mut of_group = format.scale(simd, at, group);
+                if const { scales_shorts::<S, F>() } {
+                    of_group = simd.pack_shorts(of_group, of_group);
+                }
+                simd.store_ints(scale.as_mut_ptr(), of_group);
             }
             if F::HAS_MINIMUM {
                 for (pair, minima) in self.minima[..num_groups / 2].iter_mut().enumerate() {

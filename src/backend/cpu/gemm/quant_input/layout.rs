@@ -101,6 +101,12 @@ impl QuantBlock {
     pub unsafe fn minus_sum_16(self, group: usize) -> *const i32 {
         unsafe { self.behind_scale(MINUS_SUMS_16 + group).cast() }
     }
+    /// What is in the same place with `Simd::SUMS_IN_SHORTS`: this for the first two of each four elements in the lower
+    /// half of a word, and for the last two in the upper half.
+    #[inline(always)]
+    pub unsafe fn minus_sum_16_in_parts(self, group: usize) -> *const u32 {
+        unsafe { self.minus_sum_16(group).cast() }
+    }
     /// The sums of the codes of groups `2 * pair` and `2 * pair + 1` of 16 in the halves of a word.
     #[inline(always)]
     pub unsafe fn sums_16(self, pair: usize) -> *const u32 {

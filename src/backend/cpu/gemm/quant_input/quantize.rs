@@ -90,15 +90,14 @@ impl QuantizeStretch<'_> {
                         simd.store_ints(out.codes(4 * place + step).cast_mut().cast(), words);
                     }
                     if !self.layout.is_small {
-                        let shift = SUMS_16_TIMES.trailing_zeros();
-                        let times = simd.or_shifted(simd.splat_int(0), codes.minus_sums, shift);
+                        let times = codes.times_minus_sums(simd);
                         simd.store_ints(out.minus_sum_16(place).cast_mut(), times);
                     }
-                    minus_sums[place % 4] = codes.minus_sums;
+                    minus_sums[place % 4] = codes.minus_sum(simd);
                     if place % 2 == 0 {
                         continue;
                     }
-                    let [even, odd] = [minus_sums[place % 4 - 1], codes.minus_sums];
+                    let [even, odd] = [minus_sums[place % 4 - 1], minus_sums[place % 4]];
                     let of_32 = simd.add_ints(even, odd);
                     simd.store_ints(out.minus_sum_32(place / 2).cast_mut(), of_32);
                     if self.layout.is_small {
@@ -159,12 +158,14 @@ impl QuantizeStretch<'_> {
         let factors = range.of_blocks(simd, lanes_of_block).factors(simd);
         let codes = quantize(simd, &columns, factors.inverse);
         let (mut words, mut minus_sums) = ([[0_i32; LANES]; 4], [0_i32; LANES]);
+        let mut times = minus_sums;
         // SAFETY: the arrays have sixteen places, and the row has these places.
         unsafe {
             for (array, words) in words.iter_mut().zip(codes.words) {
                 simd.store_ints(array.as_mut_ptr(), words);
             }
-            simd.store_ints(minus_sums.as_mut_ptr(), codes.minus_sums);
+            simd.store_ints(minus_sums.as_mut_ptr(), codes.minus_sum(simd));
+            simd.store_ints(times.as_mut_ptr(), codes.times_minus_sums(simd));
             let scales = simd.to_array(factors.scale);
             let out = self.out.behind(row);
             for block in 0..LANES / lanes_of_block {
@@ -183,8 +184,8 @@ impl QuantizeStretch<'_> {
                 if self.layout.is_small {
                     continue;
                 }
-                for (group, sum) in minus_sums.iter().enumerate() {
-                    *out.minus_sum_16(group).cast_mut() = SUMS_16_TIMES * sum;
+                for (group, times) in times[first..first + lanes_of_block].iter().enumerate() {
+                    *out.minus_sum_16(group).cast_mut() = *times;
                 }
                 for (i, [even, odd]) in minus_sums.as_chunks().0.iter().enumerate() {
                     *out.sums_16(i).cast_mut() = pair(-even, -odd);
@@ -273,19 +274,39 @@ impl<S: Simd> LaneRange<S> {
 struct LaneCodes<S: Simd> {
     /// Four codes in each word.
     words: [S::Ints; 4],
-    /// Minus their sum.
-    minus_sums: S::Ints,
+    /// Minus the sum of the first two of each four, and of the last two.
+    minus_sums: [S::Ints; 2],
+}
+
+impl<S: Simd> LaneCodes<S> {
+    /// Minus the sum of all.
+    #[inline(always)]
+    fn minus_sum(&self, simd: S) -> S::Ints {
+        simd.add_ints(self.minus_sums[0], self.minus_sums[1])
+    }
+
+    /// The same [`SUMS_16_TIMES`], or with [`Simd::SUMS_IN_SHORTS`] both parts in the halves of each lane.
+    #[inline(always)]
+    fn times_minus_sums(&self, simd: S) -> S::Ints {
+        let (zero, shift) = (simd.splat_int(0), SUMS_16_TIMES.trailing_zeros());
+        if S::SUMS_IN_SHORTS {
+            let [first, last] = self.minus_sums;
+            simd.pack_shorts(simd.or_shifted(zero, first, shift), simd.or_shifted(zero, last, shift))
+        } else {
+            simd.or_shifted(zero, self.minus_sum(simd), shift)
+        }
+    }
 }
 
 /// Quantises sixteen columns. Of an element that is not finite, any code will do.
 #[inline(always)]
 fn quantize<S: Simd>(simd: S, columns: &[S::V; LANES], inverse: S::V) -> LaneCodes<S> {
-    let (mut words, mut minus_sums) = ([simd.splat_int(0); 4], simd.splat_int(0));
+    let (mut words, mut minus_sums) = ([simd.splat_int(0); 4], [simd.splat_int(0); 2]);
     for (word, columns) in words.iter_mut().zip(columns.as_chunks::<4>().0) {
         for (byte, v) in columns.iter().enumerate() {
             let codes = simd.round_to_ints(simd.mul(*v, inverse));
             *word = simd.or_shifted(*word, simd.int_bits(codes, 0, 0xff), 8 * byte as u32);
-            minus_sums = simd.dot_shorts(minus_sums, codes, MINUS_ONE);
+            minus_sums[byte / 2] = simd.dot_shorts(minus_sums[byte / 2], codes, MINUS_ONE);
         }
     }
     LaneCodes { words, minus_sums }
