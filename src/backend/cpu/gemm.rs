@@ -32,7 +32,7 @@ pub(super) use many_rows::measure_many_rows;
 use pagetide_base::error::StartError;
 use part::{PlainOperands, Product, ProductOperands, ProductPart, ProductTarget, QuantOperands};
 pub use quant::heights_of_many_rows;
-pub(super) use quant::reads_two_panels;
+pub(super) use quant::{fewest_many_rows, reads_two_panels};
 use quant_input::QuantInput;
 use std::ops::Range;
 

@@ -2,7 +2,8 @@
 //! the way of few rows. It depends on the processor and the format, and changes no bit of a result.
 
 use super::gemm::{
-    Linear, ManyRows, ProductWorkspace, Sink, Source, heights_of_many_rows, linear, measure_many_rows, reads_two_panels,
+    Linear, ManyRows, ProductWorkspace, Sink, Source, fewest_many_rows, heights_of_many_rows, linear,
+    measure_many_rows, reads_two_panels,
 };
 use super::isa::Isa;
 use super::memory::Arena;
@@ -14,9 +15,9 @@ use crate::{DType, HostTensor, WeightFormat};
 use pagetide_base::error::StartError;
 use std::time::{Duration, Instant};
 
-/// The numbers of rows that are tried, the last one only with tiles and for small blocks. Fewer rows are limited by the
-/// memory anyway.
-const TRIED: [usize; 6] = [16, 24, 32, 48, 64, MORE];
+/// The numbers of rows that are tried, the first ones only where so few can be computed as many, the last one only with
+/// tiles and for small blocks. Fewer rows are limited by the memory anyway.
+const TRIED: [usize; 8] = [4, 8, 16, 24, 32, 48, 64, MORE];
 /// The fewest rows that are tried with two panels at once. Here the weights are in a cache. From memory they come more
 /// slowly that way, which 16 rows were measured to wait for.
 const TRIED_WITH_TWO_PANELS: usize = 48;
@@ -96,7 +97,8 @@ fn measure(isa: Isa, format: QuantFormat) -> Result<ManyRows, StartError> {
         }
         shortest[1].as_secs_f64() > GAIN * shortest[0].as_secs_f64()
     };
-    let fewest = if reads_two_panels(isa, format) { TRIED_WITH_TWO_PANELS } else { 0 };
+    let two_panels = if reads_two_panels(isa, format) { TRIED_WITH_TWO_PANELS } else { 0 };
+    let fewest = two_panels.max(fewest_many_rows(isa, format));
     let mut tried = tried.iter().copied().filter(|rows| *rows >= fewest);
     Ok(ManyRows { from: tried.find(is_faster).unwrap_or(otherwise), max_height })
 }

@@ -94,38 +94,58 @@ pub(super) unsafe fn run(part: &ProductPart<'_>, operands: QuantOperands<'_>, is
 /// How many rows the register tiles of many rows may have at most, the most first. Empty if many rows are computed like
 /// few.
 pub fn heights_of_many_rows(isa: Isa, format: QuantFormat) -> &'static [usize] {
-    kernel_of_many_rows(isa, format).0
+    kernel_of_many_rows(isa, format).heights
 }
 
 /// Whether many rows are multiplied with two panels at once, as they are stored.
 pub fn reads_two_panels(isa: Isa, format: QuantFormat) -> bool {
-    kernel_of_many_rows(isa, format).1
+    kernel_of_many_rows(isa, format).reads_two_panels
 }
 
-fn kernel_of_many_rows(isa: Isa, format: QuantFormat) -> (&'static [usize], bool) {
+/// The fewest rows that can be computed as many.
+pub fn fewest_many_rows(isa: Isa, format: QuantFormat) -> usize {
+    kernel_of_many_rows(isa, format).fewest
+}
+
+/// How an instruction set computes many rows.
+struct ManyRowsKernel {
+    heights: &'static [usize],
+    reads_two_panels: bool,
+    fewest: usize,
+}
+
+fn kernel_of_many_rows(isa: Isa, format: QuantFormat) -> ManyRowsKernel {
     macro_rules! kernel {
         ($format:ident) => {
-            isa.run(KernelOfManyRows($format))
+            isa.run(FindKernel($format))
         };
     }
-    if isa == Isa::Amx { (&[MAX_TILE_ROWS], false) } else { for_format!(format, kernel) }
+    if isa == Isa::Amx {
+        ManyRowsKernel { heights: &[MAX_TILE_ROWS], reads_two_panels: false, fewest: MAX_TILE_ROWS }
+    } else {
+        for_format!(format, kernel)
+    }
 }
 
-struct KernelOfManyRows<F>(F);
+struct FindKernel<F>(F);
 
-impl<F: PanelFormat> SimdKernel for KernelOfManyRows<F> {
-    type Output = (&'static [usize], bool);
+impl<F: PanelFormat> SimdKernel for FindKernel<F> {
+    type Output = ManyRowsKernel;
     const HAS_INTEGER_PRODUCTS: bool = true;
 
     #[inline(always)]
-    fn run<S: Simd>(self, _simd: S) -> (&'static [usize], bool) {
+    fn run<S: Simd>(self, _simd: S) -> ManyRowsKernel {
         let heights: &[usize] = match const { (is_taken_apart::<S, F>(), height_of_many_rows::<S>()) } {
             (true, 8) => const { if S::QUANT_PANELS == 2 { &[8, 4] } else { &[8] } },
             (true, 4) => &[4],
             (true, _) => &[2],
             (false, _) => const { if takes_two_panels::<S, F>() { &[8] } else { &[] } },
         };
-        (heights, const { takes_two_panels::<S, F>() })
+        ManyRowsKernel {
+            heights,
+            reads_two_panels: const { takes_two_panels::<S, F>() },
+            fewest: if takes_low_tiles::<S>() { heights[0] } else { MAX_TILE_ROWS },
+        }
     }
 }
 
@@ -178,7 +198,7 @@ impl<F: PanelFormat> SimdKernel for QuantKernel<'_, F> {
                     } else {
                         first_left = self.many_rows::<S, 2, 1>(simd, &rows, panel);
                     }
-                } else if const { takes_two_panels::<S, F>() } && left >= 2 && self.are_many::<8>(&rows) {
+                } else if const { takes_two_panels::<S, F>() } && left >= 2 && self.are_many::<S, 8>(&rows) {
                     width = 2;
                     first_left = self.two_panels(simd, rows.clone(), panel);
                 }
@@ -202,6 +222,12 @@ const fn takes_two_panels<S: Simd, F: PanelFormat>() -> bool {
     S::QUANT_PANELS == 2 && !is_taken_apart::<S, F>()
 }
 
+/// Whether the way of many rows takes tiles of the input of less than 16 rows. Instruction sets with products of bytes
+/// wait for the memory with so few rows, the others for their own decoding of the codes.
+const fn takes_low_tiles<S: Simd>() -> bool {
+    S::SUMS_IN_SHORTS
+}
+
 /// Rows of the tiles of many rows, where panels are taken apart. Sums in 16 bits take registers of their own.
 const fn height_of_many_rows<S: Simd>() -> usize {
     if S::QUANT_PANELS == 2 && S::SUMS_IN_SHORTS { 4 } else { S::QUANT_ROWS }
@@ -213,7 +239,7 @@ impl<F: PanelFormat> QuantKernel<'_, F> {
     #[inline(always)]
     fn many_rows<S: Simd, const M: usize, const P: usize>(&self, simd: S, rows: &Range<usize>, panel: usize) -> usize {
         // The rows of a register tile are in one tile of the input.
-        if !self.are_many::<M>(rows) {
+        if !self.are_many::<S, M>(rows) {
             return rows.start;
         }
         let unit = const { last_height::<M, P>() };
@@ -237,13 +263,13 @@ impl<F: PanelFormat> QuantKernel<'_, F> {
         end
     }
 
-    /// Whether the rows are many, enough for tiles of `M`, and begin with a tile of the input of 16 rows: the rows of
-    /// a register tile are in one.
+    /// Whether the rows are many, enough for tiles of `M`, and begin with a tile of the input that
+    /// [`takes_low_tiles`] allows: the rows of a register tile are in one.
     #[inline(always)]
-    fn are_many<const M: usize>(&self, rows: &Range<usize>) -> bool {
+    fn are_many<S: Simd, const M: usize>(&self, rows: &Range<usize>) -> bool {
         rows.len() >= self.many_rows.from.max(M)
             && rows.start.is_multiple_of(MAX_TILE_ROWS)
-            && self.operands.x.tile_height(F::IS_SMALL) == MAX_TILE_ROWS
+            && (takes_low_tiles::<S>() || self.operands.x.tile_height(F::IS_SMALL) == MAX_TILE_ROWS)
     }
 
     /// Some rows of a panel.
@@ -384,13 +410,18 @@ impl<F: PanelFormat, const M: usize, const P: usize> SimdKernel for UnpackedTile
                 }
                 for tile in (0..rows.len()).step_by(MAX_TILE_ROWS) {
                     let mut x = operands.x.row(F::IS_SMALL, rows.start + tile);
-                    debug_assert_eq!(x.stride, MAX_TILE_ROWS);
-                    x.stride = MAX_TILE_ROWS; // so that the compiler knows it
+                    debug_assert!(takes_low_tiles::<S>() || x.stride == MAX_TILE_ROWS);
                     for first in (tile..whole.min(tile + MAX_TILE_ROWS)).step_by(M) {
                         for next in next {
                             shares.prefetch(simd, next, first / M);
                         }
-                        add_to_stored::<S, F, M, P>(simd, *format, at, chunk, x, &mut results[first..]);
+                        let results = &mut results[first..];
+                        if const { takes_low_tiles::<S>() } && x.stride < MAX_TILE_ROWS {
+                            add_to_stored::<S, F, M, P>(simd, *format, at, chunk, x, results);
+                        } else {
+                            x.stride = MAX_TILE_ROWS; // so that the compiler knows it
+                            add_to_stored::<S, F, M, P>(simd, *format, at, chunk, x, results);
+                        }
                         x = x.behind(M);
                     }
                     if const { last_height::<M, P>() < M } && whole < rows.len() && whole < tile + MAX_TILE_ROWS {
