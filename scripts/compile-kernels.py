@@ -3,8 +3,9 @@
 kernels/machine-code.toml, and against the figures of kernels/machine-code.csv, which have to be the same. With --update
 it writes the figures instead.
 
-The list is target/tmp/specialisations.json. `cargo test --test kernel_compile` writes it, and makes the cubins in it
-with NVRTC, as at a start on a GPU machine. What has no cubin is compiled with nvcc; with --nvcc all are.
+The list is tmp/specialisations.json in cargo's target folder. `cargo test --test kernel_compile` writes it, and makes
+the cubins in it with NVRTC, as at a start on a GPU machine. What has no cubin is compiled with nvcc; with --nvcc all
+are.
 
 Compiling and disassembling take minutes, so --update also writes kernels/machine-code.sha256: a hash of the sources of
 all kernels, the compilers' versions, the rules, the figures, and the scripts that check them. With --is-checked nothing
@@ -16,6 +17,7 @@ import csv
 import hashlib
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -29,6 +31,7 @@ from pathlib import Path
 from machine_code import blocks_per_sm, read_sass
 
 ROOT = Path(__file__).resolve().parent.parent
+TARGET = ROOT / os.environ.get("CARGO_TARGET_DIR", "target")
 
 KEY = ["kernel", "type", "head_dim", "codes", "arch"]
 # The macros that say which codes a KV cache or a matrix has.
@@ -37,6 +40,9 @@ CODES = {"KV_CODES": "", "BITS": "bits=", "SCALE_GROUP": "group=", "HAS_MINIMUM"
 HIGHEST = ["registers", "shared_bytes", "stack_bytes", "local_accesses", "cas_loops"]
 LOWEST = ["async_copies", "tensor_core_ops", "blocks_per_sm"]
 COLUMNS = [*KEY, "specialisations", "threads", *HIGHEST, *LOWEST, "limited_by"]
+NOT_CHECKED = """\
+The kernels, compilers, rules or figures have changed since the last `scripts/compile-kernels.sh --update`, which checks
+them and writes kernels/machine-code.sha256. Run it, after a change of comments too."""
 # What checks, and the versions of the compilers.
 CHECKERS = ["compile-kernels.py", "machine_code.py", "cuda-requirements.txt"]
 
@@ -197,7 +203,7 @@ def fingerprint(entries, rules, table):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("nvcc", help="the compiler, of CUDA 12.8 or newer; nvdisasm lies beside it")
-    parser.add_argument("--list", type=Path, default=ROOT / "target/tmp/specialisations.json")
+    parser.add_argument("--list", type=Path, default=TARGET / "tmp/specialisations.json")
     parser.add_argument("--rules", type=Path, default=ROOT / "kernels/machine-code.toml")
     parser.add_argument("--table", type=Path, default=ROOT / "kernels/machine-code.csv")
     parser.add_argument("--nvcc", action="store_true", dest="only_nvcc", help="compile all with nvcc")
@@ -213,8 +219,7 @@ def main():
     if options.is_checked:
         checked = options.checked.read_text().strip() if options.checked.exists() else ""
         is_checked = fingerprint(entries, options.rules, options.table) == checked
-        again = "were checked before" if is_checked else "have to be checked; --update saves the next run from that"
-        print(f"{len(entries)} modules: they {again}")
+        print(f"{len(entries)} modules were checked before" if is_checked else NOT_CHECKED)
         sys.exit(0 if is_checked else 1)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
         modules = list(pool.map(lambda entry: Module(options.nvcc, entry, folder), entries))
