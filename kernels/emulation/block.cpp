@@ -43,12 +43,13 @@ struct AsyncCopies {
 
 struct Warp;
 
-struct FiberThread : Thread {
+// What a switch reads and writes is in one cache line.
+struct alignas(64) FiberThread : Thread {
     Fiber fiber;
     Warp* warp = nullptr;
-    bool done = false;
     // Where it waits, for messages.
     const char* waits_in = nullptr;
+    bool done = false;
     AsyncCopies async;
 };
 
@@ -88,14 +89,17 @@ struct Warp {
     uint32_t exited = 0;
     // Lanes may split into groups that exchange at the same time. At most this many exchanges are in use at once.
     WarpExchange exchanges[8];
-    int num_used = 0;
+    int num_used = 0, num_open = 0;
+    // The one that was opened last, or any.
+    WarpExchange* newest = nullptr;
 
     void reset(FiberThread* first_lane) {
         lanes = first_lane;
         exited = 0;
-        num_used = 0;
+        num_used = num_open = 0;
+        newest = exchanges;
         for (WarpExchange& exchange : exchanges) {
-            exchange.used = false;
+            exchange.used = exchange.open = false;
         }
     }
 };
@@ -124,6 +128,7 @@ public:
     void mbarrier_arrive(uint64_t* at);
     void mbarrier_wait(uint64_t* at, uint32_t parity);
     Exchange& exchange(const char* name, uint32_t mask, const void* bytes, size_t size);
+    WarpExchange& find_exchange(const char* name, uint32_t mask, size_t size);
     [[noreturn]] void fail(const std::string& why);
 
 private:
@@ -182,8 +187,7 @@ bool BlockRunner::run(int block_threads, size_t bytes, Order thread_order, uint6
     }
     for (int i = 0; i < num_threads; i++) {
         FiberThread& thread = threads[i];
-        const unsigned n = static_cast<unsigned>(i);
-        thread.index = {n % block_dim.x, n / block_dim.x % block_dim.y, n / (block_dim.x * block_dim.y)};
+        thread.index = {static_cast<unsigned>(i), 0, 0};  // as `emulation::run` sets `block_dim`
         thread.lane = i % WARP;
         thread.warp = &warps[i / WARP];
         thread.done = false;
@@ -347,6 +351,33 @@ void BlockRunner::mbarrier_wait(uint64_t* at, uint32_t parity) {
 Exchange& BlockRunner::exchange(const char* name, uint32_t mask, const void* bytes, size_t size) {
     Warp& warp = *me().warp;
     const int lane = current->lane;
+    WarpExchange* found = warp.newest;
+    // Mostly all lanes meet in one exchange. Then no other one can be meant, and none of its lanes has exited.
+    const bool is_it = warp.num_open == 1 && found->open && found->name == name && found->mask == mask &&
+                       found->size == size && (mask >> lane & 1) != 0;
+    if (!is_it) {
+        found = &find_exchange(name, mask, size);
+    }
+    unsigned char* at = found->brought + lane * size;
+    size == 4 ? memcpy(at, bytes, 4) : memcpy(at, bytes, size);
+    found->arrived |= 1u << lane;
+    if (found->arrived != mask) {
+        wait(name);
+        return *found;
+    }
+    found->open = found->is_computed = false;
+    warp.num_open--;
+    found->readers_left = __builtin_popcount(mask);
+    for (uint32_t waiting = mask & ~(1u << lane); waiting != 0; waiting &= waiting - 1) {
+        make_ready(&warp.lanes[__builtin_ctz(waiting)]);
+    }
+    return *found;
+}
+
+// The exchange of the current thread's warp in which it takes part; a new one, if there is none.
+WarpExchange& BlockRunner::find_exchange(const char* name, uint32_t mask, size_t size) {
+    Warp& warp = *me().warp;
+    const int lane = current->lane;
     if ((mask >> lane & 1) == 0) {
         fail(std::string(name) + ": the calling lane is not in its mask");
     }
@@ -365,29 +396,26 @@ Exchange& BlockRunner::exchange(const char* name, uint32_t mask, const void* byt
             fail(std::string("lanes of one warp meet in ") + exchange.name + " and in " + name);
         }
     }
-    if (found == nullptr) {
-        found = std::find_if(std::begin(warp.exchanges), std::end(warp.exchanges),
-                             [](const WarpExchange& exchange) { return !exchange.used; });
-        if (found == std::end(warp.exchanges)) {
-            fail(std::string(name) + ": too many groups of one warp exchange at once");
+    if (found != nullptr) {
+        if (found->size != size) {
+            fail(std::string(name) + ": lanes bring " + std::to_string(found->size) + " and " + std::to_string(size) +
+                 " bytes");
         }
-        found->used = found->open = true;
-        warp.num_used++;
-        found->name = name;
-        found->mask = mask;
-        found->arrived = 0;
-    }
-    memcpy(found->brought[lane], bytes, size);
-    found->arrived |= 1u << lane;
-    if (found->arrived != mask) {
-        wait(name);
         return *found;
     }
-    found->open = found->is_computed = false;
-    found->readers_left = __builtin_popcount(mask);
-    for (uint32_t waiting = mask & ~(1u << lane); waiting != 0; waiting &= waiting - 1) {
-        make_ready(&warp.lanes[__builtin_ctz(waiting)]);
+    found = std::find_if(std::begin(warp.exchanges), std::end(warp.exchanges),
+                         [](const WarpExchange& exchange) { return !exchange.used; });
+    if (found == std::end(warp.exchanges)) {
+        fail(std::string(name) + ": too many groups of one warp exchange at once");
     }
+    found->used = found->open = true;
+    warp.num_used++;
+    warp.num_open++;
+    warp.newest = found;
+    found->name = name;
+    found->mask = mask;
+    found->size = size;
+    found->arrived = 0;
     return *found;
 }
 
@@ -444,7 +472,7 @@ template <float TO_FLOAT(uint16_t)> void multiply_fragments(Exchange& all) {
     Row b[16], c[16];
     for (int lane = 0; lane < WARP; lane++) {
         MmaFragments of_lane;
-        memcpy(&of_lane, all.brought[lane], sizeof of_lane);
+        memcpy(&of_lane, all.brought_by(lane), sizeof of_lane);
         const int group = lane / 4, in_group = lane % 4;
         for (int i = 0; i < 8; i++) {
             const int row = group + 8 * (i / 2 % 2), column = 2 * in_group + i % 2 + 8 * (i / 4);

@@ -1,7 +1,6 @@
 // A thread block on one processor, as kernels see it. `block.cpp` runs it and is compiled once for all kernels: this
 // header is compiled again with every kernel, so it includes as little as it can.
 #pragma once
-#include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -62,10 +61,14 @@ struct Thread {
 struct Exchange {
     static constexpr size_t MAX_BYTES = 48;
 
-    alignas(16) unsigned char brought[WARP][MAX_BYTES];
+    // `size` bytes of each lane, side by side.
+    alignas(16) unsigned char brought[WARP * MAX_BYTES];
+    size_t size;
     // In `multiply`: the first lane that reads computes the results of all.
     bool is_computed;
     float computed[WARP][4];
+
+    const unsigned char* brought_by(int lane) const { return brought + lane * size; }
 };
 
 // A lane's part of the operands of `mma.m16n8k16`, as PTX distributes them: two elements of A or B in a register.

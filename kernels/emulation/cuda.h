@@ -2,6 +2,21 @@
 #pragma once
 #include "block.h"
 
+// Of <math.h>, which takes longer to compile than most kernels.
+extern "C" {
+float erff(float) noexcept;
+float exp2f(float) noexcept;
+float expf(float) noexcept;
+float fmaf(float, float, float) noexcept;
+float fmaxf(float, float) noexcept;
+float fminf(float, float) noexcept;
+float nextafterf(float, float) noexcept;
+double log(double) noexcept;
+float sqrtf(float) noexcept;
+float tanhf(float) noexcept;
+}
+#define INFINITY __builtin_inff()
+
 #define __device__
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
@@ -52,7 +67,7 @@ template <class T> inline T shuffle(const char* name, uint32_t mask, T value, in
         fail(name, ": reads from a lane outside of its mask");
     }
     T result;
-    memcpy(&result, all.brought[source], sizeof(T));
+    memcpy(&result, all.brought_by(source), sizeof(T));
     end_exchange(all);
     return result;
 }
@@ -61,7 +76,7 @@ inline uint32_t ballot(const char* name, uint32_t mask, bool predicate) {
     Exchange& all = exchange(name, mask, &predicate, sizeof predicate);
     uint32_t result = 0;
     for (int lane = 0; lane < WARP; lane++) {
-        if ((mask >> lane & 1) != 0 && all.brought[lane][0] != 0) {
+        if ((mask >> lane & 1) != 0 && *all.brought_by(lane) != 0) {
             result |= 1u << lane;
         }
     }

@@ -75,7 +75,7 @@ template <bool TRANSPOSED> inline void load_matrix(uint32_t (&r)[4], const void*
     for (int matrix = 0; matrix < 4; matrix++) {
         auto number = [&](int i, int j) {
             const uint16_t* numbers;
-            memcpy(&numbers, all.brought[8 * matrix + i], sizeof numbers);
+            memcpy(&numbers, all.brought_by(8 * matrix + i), sizeof numbers);
             return uint32_t(numbers[j]);
         };
         r[matrix] = TRANSPOSED ? number(2 * t, g) | number(2 * t + 1, g) << 16

@@ -107,7 +107,7 @@ inline void wgmma_columns(float (&d)[N][4], const uint32_t (&left)[4], uint64_t 
     emulation::LeftRows rows;
     for (int k = 0; k < 16; k++) {
         uint32_t brought[4];
-        memcpy(brought, all.brought[emulation::block->current->lane / 4 * 4 + k % 8 / 2], sizeof brought);
+        memcpy(brought, all.brought_by(emulation::block->current->lane / 4 * 4 + k % 8 / 2), sizeof brought);
         for (int half = 0; half < 2; half++) {
             const T number = {static_cast<uint16_t>(brought[half + k / 8 * 2] >> 16 * (k % 2))};
             rows.at[half][k] = to_float(number);

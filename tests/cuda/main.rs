@@ -25,3 +25,4 @@ mod sampling;
 mod sparse;
 mod support;
 mod transfers;
+mod warp_exchanges;
